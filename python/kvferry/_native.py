@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import threading
@@ -14,6 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
+from kvferry._values import (
+    checked,
+    encoded,
+    for_c,
+    listed,
+    of_type,
+    real_number,
+    shown,
+    whole_number,
+    wrong_type,
+)
 from kvferry.errors import ClosedError, InvalidError, OutOfRangeError, check
 
 Self = TypeVar("Self", bound="Handle")
@@ -22,6 +34,10 @@ Self = TypeVar("Self", bound="Handle")
 Span = Union[range, "tuple[int, int]"]
 # Block ids, ranks ...: any integers; arrays of uint32 are read where they lie.
 Ids = Union[Sequence[int], "NDArray[Any]"]
+
+
+# Of what bytes() makes a copy: bytes(7) would be seven zeros.
+BYTES = (bytes, bytearray, memoryview)
 
 
 class Resource:
@@ -162,6 +178,11 @@ class Handle:
         self.close()
 
 
+def resource_of(kind: type[Handle], value: Any) -> Resource:
+    """The library's object of an argument that must be of this class; see Handle._get()."""
+    return of_type(kind, value)._get()
+
+
 class Arena:
     """C values made from Python ones, for the length of one call: keep the arena while they are in use."""
 
@@ -176,33 +197,42 @@ class Arena:
         """A zero-terminated string; NULL for None."""
         if value is None:
             return ffi.NULL
-        if not isinstance(value, str):
-            raise InvalidError(f"{value!r} is of type {type(value).__name__}; allowed: text")
-        if "\0" in value:
+        data = encoded(value)
+        if b"\0" in data:
             raise InvalidError(f"text {value!r} has a zero byte in it")
-        return self.keep(ffi.new("char[]", value.encode()))
+        return self.keep(ffi.new("char[]", data))
 
-    def data(self, value: bytes) -> Any:
-        """Bytes; never NULL, even if there are none."""
-        return self.keep(ffi.new("char[]", value))
+    def texts(self, values: Iterable[str]) -> Any:
+        """An array of zero-terminated strings; never NULL, even if there are none."""
+        pointers = [self.text(of_type(str, value)) for value in listed(values, "texts")]
+        return self.keep(ffi.new("char const *[]", pointers or 1))
 
-    def numbers(self, element: str, values: Iterable[int]) -> Any:
-        """An array of integers; a number that does not fit raises OutOfRangeError."""
-        values = list(values)
-        try:
-            return self.keep(ffi.new(f"{element}[]", values))
-        except OverflowError as error:
-            raise OutOfRangeError(f"a number does not fit in {element}: {error}") from None
+    def data(self, value: bytes) -> tuple[Any, int]:
+        """Bytes, and how many; never NULL, even if there are none."""
+        data = bytes_of(value)
+        return self.keep(ffi.new("char[]", data)), len(data)
+
+    def numbers(self, element: str, values: Iterable[Any], name: str = "a number") -> Any:
+        """An array of numbers; one that does not fit raises OutOfRangeError. `name`: of one, for errors."""
+        kind = ffi.typeof(element)
+        found = [for_c(kind, value, name) for value in listed(values, "numbers")]
+        return self.keep(ffi.new(f"{element}[]", found or 1))
 
     def ids(self, values: Ids) -> tuple[Any, int]:
         """Block ids as uint32_t, and how many; an array of uint32 is not copied."""
-        array = np.asarray(values)
+        try:
+            array = np.asarray(values)
+        except (TypeError, ValueError) as error:
+            raise InvalidError(f"ids are no list of numbers: {error}") from None
         if array.ndim != 1:
             raise InvalidError(f"ids have {array.ndim} dimensions; allowed: 1")
         if array.size == 0:
             return ffi.NULL, 0
         if array.dtype.kind not in "iu":
-            raise InvalidError(f"ids are of type {array.dtype}; allowed: integers")
+            if array is values:
+                raise InvalidError(f"ids are of type {array.dtype}; allowed: integers")
+            # NumPy has no type that holds all of them: something is no integer, or too large.
+            array = np.array([whole_number(value, "an id") for value in values], dtype=object)
         if array.dtype != np.uint32:
             low, high = int(array.min()), int(array.max())
             if low < 0 or high > 0xFFFFFFFF:
@@ -235,34 +265,33 @@ def _zeroed(type_name: str) -> Any:
 
 
 def fill(struct: Any, **fields: Any) -> None:
-    """Sets fields of a C struct; a number that does not fit is an OutOfRangeError that names the field."""
+    """Sets fields of a C struct; errors name the field."""
+    kinds = _field_types(ffi.typeof(struct))
     for name, value in fields.items():
-        try:
-            setattr(struct, name, value)
-        except OverflowError as error:
-            raise OutOfRangeError(f"{name} is {value}: {error}") from None
-        except TypeError as error:
-            raise InvalidError(f"{name} is {value!r}: {error}") from None
+        kind = kinds[name]
+        setattr(struct, name, value if kind is None else for_c(kind, value, name))
 
 
-def _misfit(function: Any, arguments: Sequence[Any]) -> str | None:
-    """Which argument is a number that its type does not hold, and what the type holds."""
-    for i, (value, kind) in enumerate(zip(arguments, ffi.typeof(function).args, strict=True)):
-        if kind.kind != "primitive" or not hasattr(value, "__index__"):
-            continue
-        bits = 8 * ffi.sizeof(kind) - (int(ffi.cast(kind, -1)) < 0)
-        low, high = (0 if bits % 8 == 0 else -(2**bits)), 2**bits - 1
-        if not low <= int(value) <= high:
-            return f"{function.__name__}: argument {i + 1} is {value}; allowed: {low} to {high}"
-    return None
+@functools.cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    """The types of a struct's fields, None where nothing is checked; `kind` may be a pointer to it."""
+    struct = kind.item if kind.kind == "pointer" else kind
+    return {name: checked(field.type) for name, field in struct.fields}
+
+
+@functools.cache
+def _argument_types(function: Any) -> tuple[Any, ...]:
+    """The types of a function's arguments, None where nothing is checked."""
+    return tuple(checked(kind) for kind in ffi.typeof(function).args)
 
 
 def result_of(function: Any, *arguments: Any) -> Any:
-    """Calls a function of the library; a number that its type does not hold is an OutOfRangeError."""
-    try:
-        return function(*arguments)
-    except OverflowError as error:
-        raise OutOfRangeError(_misfit(function, arguments) or str(error)) from None
+    """Calls a function of the library; errors name the function and which argument it is."""
+    given = list(arguments)
+    for i, kind in enumerate(_argument_types(function)):
+        if kind is not None:
+            given[i] = for_c(kind, given[i], f"{function.__name__}: argument {i + 1}")
+    return function(*given)
 
 
 def call(function: Any, *arguments: Any) -> None:
@@ -289,8 +318,8 @@ def data_at(pointer: Any, size: int) -> bytes:
 
 def id_fields(name: bytes | str, arena: Arena) -> dict[str, Any]:
     """The fields of a kvf_request_id; text is encoded as UTF-8."""
-    data = id_bytes(name)
-    return {"data": arena.data(data), "size": len(data)}
+    data, size = arena.data(id_bytes(name))
+    return {"data": data, "size": size}
 
 
 def id_out(name: Any) -> bytes:
@@ -298,14 +327,22 @@ def id_out(name: Any) -> bytes:
     return data_at(name.data, name.size)
 
 
-def span(value: Span) -> Any:
-    """A kvf_range."""
+def ends(value: Span) -> tuple[int, int]:
+    """Both ends of a half-open range."""
     if isinstance(value, range):
         if value.step != 1:
             raise InvalidError(f"{value} has a step of {value.step}; allowed: 1")
-        begin, end = value.start, max(value.start, value.stop)
-    else:
+        return value.start, max(value.start, value.stop)
+    try:
         begin, end = value
+    except (TypeError, ValueError):
+        raise wrong_type(value, "a range, or a pair of numbers (begin, end)") from None
+    return begin, end
+
+
+def span(value: Span) -> Any:
+    """A kvf_range."""
+    begin, end = ends(value)
     return Arena().new("kvf_range", begin=begin, end=end)[0]
 
 
@@ -317,17 +354,24 @@ def to_range(value: Any) -> range:
 def id_bytes(value: bytes | str) -> bytes:
     """A request id: bytes as they are, text in UTF-8."""
     if isinstance(value, str):
-        return value.encode()
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    # bytes(7) would be seven zeros.
-    raise InvalidError(f"a request id is {value!r}; allowed: bytes, and text")
+        return encoded(value)
+    if not isinstance(value, BYTES):
+        raise InvalidError(f"a request id is {shown(value)}; allowed: bytes, and text")
+    return bytes(value)
+
+
+def bytes_of(value: Any, allowed: str = "bytes") -> bytes:
+    """A copy of bytes that a caller gave."""
+    if not isinstance(value, BYTES):
+        raise wrong_type(value, allowed)
+    return bytes(value)
 
 
 def nanoseconds(seconds: float | None) -> int:
     """A duration; 0 for None, which makes the library use its default."""
     if seconds is None:
         return 0
+    seconds = real_number(seconds, "a duration")
     if not 0 <= seconds < 1.8e10:
         raise OutOfRangeError(f"a duration of {seconds} s; allowed: 0 to 1.8e10")
     # A duration that rounds to 0 must not become the default.
@@ -338,9 +382,15 @@ def over_at(timeout: float | None) -> float | None:
     """When a wait of so many seconds is over, by time.monotonic(); None for None: never."""
     if timeout is None:
         return None
-    if math.isnan(timeout):  # no time is after it
+    return time.monotonic() + seconds_of(timeout)
+
+
+def seconds_of(timeout: float) -> float:
+    """How long to wait; no time is after one that is no number."""
+    seconds = real_number(timeout, "timeout")
+    if math.isnan(seconds):
         raise OutOfRangeError(f"timeout is {timeout}; allowed: seconds, and None (no limit)")
-    return time.monotonic() + timeout
+    return seconds
 
 
 def version() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, result_of, string
+from kvferry._values import listed
 from kvferry.errors import KvferryError, check
 
 
@@ -29,6 +30,7 @@ def take(function: Any, type_name: str, *arguments: Any) -> Any:
 
 def ids_in(values: Sequence[int], arena: Arena) -> dict[str, Any]:
     """The fields of a kvf_ids."""
+    values = listed(values, "numbers")
     return {"at": arena.numbers("uint64_t", values), "count": len(values)}
 
 
@@ -39,8 +41,8 @@ def ids_pointer(values: Sequence[int], arena: Arena) -> Any:
 
 def lists_in(lists: Sequence[Sequence[int]], arena: Arena) -> Any:
     """A kvf_block_lists *."""
-    groups = arena.array("kvf_ids", [ids_in(values, arena) for values in lists])
-    return arena.new("kvf_block_lists", groups=groups, count=len(lists))
+    items = [ids_in(values, arena) for values in listed(lists, "lists of numbers")]
+    return arena.new("kvf_block_lists", groups=arena.array("kvf_ids", items), count=len(items))
 
 
 def ids_out(ids: Any) -> list[int]:
@@ -96,4 +98,4 @@ def take_text(function: Any, *arguments: Any) -> str:
 
 def kinds_in(kinds: Sequence[int], arena: Arena) -> Any:
     """A kvf_cache_kind[]."""
-    return arena.keep(ffi.new("kvf_cache_kind[]", [int(kind) for kind in kinds] or 1))
+    return arena.numbers("kvf_cache_kind", kinds, "a kind")

@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Resource, call, data_at, nanoseconds, string, take
+from kvferry._native import Arena, Resource, call, data_at, nanoseconds, resource_of, string, take
 from kvferry._session import Session
+from kvferry._values import callback, listed, of_type
 from kvferry.agent_events import Events
 from kvferry.agent_looks import Looks
 from kvferry.agent_requests import Requests
@@ -33,7 +34,7 @@ from kvferry.buffers import (
     region_for,
     regions_of,
 )
-from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields
+from kvferry.contact import Contact, KeyGrant, KeyPair, contact_fields, grant_fields, key_fields
 from kvferry.errors import InvalidError, UnsupportedError
 from kvferry.events import (
     FailurePolicy,
@@ -140,14 +141,14 @@ class Agent(Requests, Events, Looks, Allocating):
         local_commands: bool = False,
         max_connections_per_second: int = 0,
     ) -> None:
-        session = Session(log)
-        convert = tuple(convert)
+        session = Session(callback(log))
         self._automatic = transport == "auto"
-        resource: Resource | None = engine._get() if engine is not None else None
-        lines = "".join(f"{name}: {value}\n" for name, value in (facts or {}).items())
+        resource: Resource | None = resource_of(Engine, engine) if engine is not None else None
+        given_facts = {} if facts is None else of_type(dict, facts)
+        lines = "".join(f"{name}: {value}\n" for name, value in given_facts.items())
         arena = Arena()
         settings = with_ucx(settings)
-        grants = [KeyGrant(key) if isinstance(key, str) else key for key in allowed_keys]
+        grants = [KeyGrant(key) if isinstance(key, str) else key for key in listed(allowed_keys, "keys")]
         options = arena.new(
             "kvf_agent_options",
             listen=arena.text(listen),
@@ -156,8 +157,7 @@ class Agent(Requests, Events, Looks, Allocating):
             settings=settings_of(arena, settings),
             setting_count=len(settings),
             facts=arena.text(lines or None),
-            public_key=arena.text(keys.public_key if keys else None),
-            secret_key=arena.text(keys.secret_key if keys else None),
+            **key_fields(keys, arena),
             grants=arena.array("kvf_key_grant", [grant_fields(grant, arena) for grant in grants]),
             grant_count=len(grants),
             insecure=insecure,
@@ -188,9 +188,8 @@ class Agent(Requests, Events, Looks, Allocating):
             max_connections_per_second=max_connections_per_second,
         )
         if convert_groups is not None:
-            names = [arena.text(name) for name in convert_groups]
-            options.convert_groups = arena.keep(ffi.new("const char *[]", names or [ffi.NULL]))
-            options.convert_group_count = len(names)
+            names = listed(convert_groups, "texts")
+            options.convert_groups, options.convert_group_count = arena.texts(names), len(names)
         session.kept.append((arena, resource))
         session.pointer = take(
             lib.kvf_agent_open, "kvf_agent *", resource.pointer if resource else ffi.NULL, rank, options
@@ -357,7 +356,7 @@ class Agent(Requests, Events, Looks, Allocating):
         it is this rank).
         """
         with self._session.using() as pointer:
-            call(lib.kvf_agent_introduce, pointer, Arena().data(introduction), len(introduction))
+            call(lib.kvf_agent_introduce, pointer, *Arena().data(introduction))
 
     def connect(self, contact: Contact, *, deadline: float | None = None) -> int:
         """Meets an engine ahead of the first request; an event PEER_READY or FAILED follows.

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from kvferry._binding import lib
 from kvferry._native import Arena, call, over_at, take
 from kvferry._session import Session
+from kvferry._values import of_type
 from kvferry.commands import Command
 from kvferry.errors import Status, check
 from kvferry.events import Event, read_event
@@ -61,7 +62,7 @@ class Events:
             call(
                 lib.kvf_agent_reply,
                 pointer,
-                command.number,
+                of_type(Command, command).number,
                 status,
                 arena.text(detail),
                 fields["records"],

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, fill, id_fields, nanoseconds, take
+from kvferry._native import Arena, call, ends, fill, id_fields, nanoseconds, take
 from kvferry._session import Session
+from kvferry._values import for_c, listed, whole_number
 from kvferry.contact import Contact, contact_fields
 from kvferry.device import CudaEvent, CudaStream
 from kvferry.errors import InvalidError, OutOfRangeError
@@ -88,6 +89,11 @@ def _index(device: Any) -> int:
     return getattr(device, "index", None) or 0
 
 
+def _handle(handle: Any) -> Any:
+    """A pointer of the driver, from its number."""
+    return ffi.cast("void *", for_c(ffi.typeof("uintptr_t"), handle, "handle"))
+
+
 def _ready_event(after: Readable | None, arena: Arena) -> Any:
     """A kvf_ready_event; NULL for None."""
     if after is None:
@@ -102,7 +108,7 @@ def _ready_event(after: Readable | None, arena: Arena) -> Any:
         return arena.new(
             "kvf_ready_event",
             kind=lib.KVF_READY_CUDA_EVENT,
-            device_event=ffi.cast("void *", after.handle),
+            device_event=_handle(after.handle),
             device=after.device,
         )
     if not isinstance(after, (int, HasFileno)):
@@ -150,13 +156,14 @@ class Requests:
         records: Sequence[Record] = (),
         by_layer: bool = False,
     ) -> int:
-        if bytes_per_second is not None and bytes_per_second <= 0:
+        if bytes_per_second is not None and whole_number(bytes_per_second, "bytes_per_second") <= 0:
             raise OutOfRangeError(
                 f"bytes_per_second is {bytes_per_second}; allowed: 1 and more, or None (no cap)"
             )
-        if consumers is not None and consumers < 1:
+        if consumers is not None and whole_number(consumers, "consumers") < 1:
             raise OutOfRangeError(f"consumers is {consumers}; allowed: 1 and more")
         arena = Arena()
+        groups = None if groups is None else listed(groups, GroupSteps.__name__)
         request = arena.new(
             "kvf_agent_request",
             id=id_fields(request_id, arena),
@@ -263,7 +270,7 @@ class Requests:
         Raises NotFoundError (the ticket has ended), ExistsError (a block is in use, or the pull has a
         destination), OverlapError, OutOfRangeError, InvalidError.
         """
-        arena = Arena()
+        arena, groups = Arena(), listed(groups, GroupSteps.__name__)
         given, event = groups_in(groups, arena), _ready_event(after, arena)
         with self._session.using() as pointer:
             call(lib.kvf_agent_pull_into_after, pointer, ticket, given, len(groups), event)
@@ -363,12 +370,13 @@ class Requests:
         Raises NotFoundError (the ticket has ended: its event says how), OutOfRangeError (out of order, or blocks
         that do not reach over the chunk), ExistsError (a block is being filled).
         """
-        arena = Arena()
+        arena, (begin, end) = Arena(), ends(chunk)
+        blocks = None if blocks is None else listed(blocks, "block tables")
         with self._session.using() as pointer:
             said = arena.new(
                 "kvf_push_chunk",
-                begin=chunk[0],
-                end=chunk[1],
+                begin=begin,
+                end=end,
                 layers=layers,
                 tables=tables_in(blocks, arena),
                 table_count=0 if blocks is None else len(blocks),
@@ -413,9 +421,9 @@ class Requests:
                 lib.kvf_agent_let_wait,
                 pointer,
                 ticket,
-                min(layers, ALL_LAYERS),
+                min(whole_number(layers, "layers"), ALL_LAYERS),
                 given.device,
-                ffi.cast("void *", given.handle),
+                _handle(given.handle),
             )
 
     def cancel(self, ticket: int) -> None:

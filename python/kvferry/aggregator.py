@@ -9,6 +9,7 @@ from typing import Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, CallLock, Handle, call, id_bytes, id_fields, id_out, take
+from kvferry._values import list_of, listed, of_type
 from kvferry.request import Blocks, table_fields
 
 NO_WORKER = int(lib.KVF_NO_WORKER)
@@ -116,12 +117,12 @@ def key_in(key: KeyLike, arena: Arena) -> Any:
 
 def keys_in(keys: Sequence[KeyLike], arena: Arena) -> Any:
     """A kvf_request_key[]."""
-    return arena.array("kvf_request_key", [key_fields(key, arena) for key in keys])
+    return arena.array("kvf_request_key", [key_fields(key, arena) for key in listed(keys, RequestKey.__name__)])
 
 
 def blocks_in(blocks: Sequence[GroupBlock], arena: Arena) -> Any:
     """A kvf_group_block[]."""
-    return arena.array("kvf_group_block", [vars(block) for block in blocks])
+    return arena.array("kvf_group_block", [vars(block) for block in list_of(GroupBlock, blocks)])
 
 
 def key_out(key: Any) -> RequestKey:
@@ -183,7 +184,10 @@ class Aggregator(Handle):
         OutOfRangeError (selected; an id longer than REQUEST_ID_BYTES). Nothing has been counted then.
         """
         resource, arena = self._get(), Arena()
-        pointers = [ffi.NULL if output is None else _output_in(output, arena) for output in outputs]
+        pointers = [
+            ffi.NULL if output is None else _output_in(output, arena)
+            for output in listed(outputs, WorkerOutput.__name__)
+        ]
         array = arena.keep(ffi.new("kvf_worker_output const *[]", pointers or 1))
         with self._lock:
             found = take(
@@ -221,18 +225,20 @@ def _workers(workers: Any, count: int) -> tuple[int, ...]:
 
 
 def _output_in(output: WorkerOutput, arena: Arena) -> Any:
+    given = of_type(WorkerOutput, output)
+    sent, received, failed, invalid = map(listed, (given.sent, given.received, given.failed, given.invalid))
     return arena.new(
         "kvf_worker_output",
-        sent=keys_in(output.sent, arena),
-        sent_count=len(output.sent),
-        received=keys_in(output.received, arena),
-        received_count=len(output.received),
-        failed=keys_in(output.failed, arena),
-        failed_count=len(output.failed),
-        invalid=blocks_in(output.invalid, arena),
-        invalid_count=len(output.invalid),
-        expected=output.expected,
-        riders=output.riders,
+        sent=keys_in(sent, arena),
+        sent_count=len(sent),
+        received=keys_in(received, arena),
+        received_count=len(received),
+        failed=keys_in(failed, arena),
+        failed_count=len(failed),
+        invalid=blocks_in(invalid, arena),
+        invalid_count=len(invalid),
+        expected=given.expected,
+        riders=given.riders,
     )
 
 
@@ -266,15 +272,16 @@ def step_requests(
         resumed: those of `cached` that were preempted; bytes and text with the same UTF-8 are the same id
     """
     arena = Arena()
-    given = [*fresh, *cached]
+    first = list_of(StepRequest, fresh)
+    given = [*first, *list_of(StepRequest, cached)]
     items = arena.array("kvf_step_request", [_step_request_fields(request, arena) for request in given])
-    names = [id_fields(name, arena) for name in resumed]
+    names = [id_fields(name, arena) for name in listed(resumed, "ids")]
     step = arena.new(
         "kvf_step",
         fresh=items,
-        fresh_count=len(fresh),
-        cached=items + len(fresh) if given else ffi.NULL,
-        cached_count=len(cached),
+        fresh_count=len(first),
+        cached=items + len(first) if given else ffi.NULL,
+        cached_count=len(given) - len(first),
         resumed=arena.array("kvf_request_id", names),
         resumed_count=len(names),
     )
@@ -285,7 +292,8 @@ def step_requests(
 
 
 def _step_request_fields(request: StepRequest, arena: Arena) -> dict[str, Any]:
-    tables = [table_fields(blocks, arena) for blocks in request.groups or ()]
+    groups = () if request.groups is None else listed(request.groups, "block tables")
+    tables = [table_fields(blocks, arena) for blocks in groups]
     return {
         "id": id_fields(request.id, arena),
         "groups": arena.array("kvf_block_table", tables),

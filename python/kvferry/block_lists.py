@@ -22,6 +22,7 @@ from kvferry._quantities import (
     take_lists,
     take_two_lists,
 )
+from kvferry._values import list_of, listed, of_type
 from kvferry.errors import InvalidError
 from kvferry.topology import CacheKind
 
@@ -31,8 +32,9 @@ ALL_GROUPS = int(lib.KVF_ALL_GROUPS)
 Lists = Sequence[Sequence[int]]
 
 
-def same_length(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
+def same_length(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
     """The first of two lists that must be equally long."""
+    first, second = listed(first), listed(second)
     if len(first) != len(second):
         raise InvalidError(f"lists of {len(first)} and {len(second)} entries; they must be equally long")
     return first
@@ -110,8 +112,9 @@ class DcpPair:
 def dcp_prefix_trim(pair: DcpPair, local: Sequence[int], remote: Sequence[int]) -> tuple[list[int], list[int]]:
     """Pairs blocks if either side distributes the blocks of a sequence over its ranks."""
     arena = Arena()
-    known = pair.num_remote_blocks is not None
-    fields = {**vars(pair), "has_num_remote_blocks": known, "num_remote_blocks": pair.num_remote_blocks or 0}
+    remote_blocks = of_type(DcpPair, pair).num_remote_blocks
+    known = {"has_num_remote_blocks": remote_blocks is not None}
+    fields = {**vars(pair), **known, "num_remote_blocks": 0 if remote_blocks is None else remote_blocks}
     ours, theirs = ffi.new("kvf_ids *"), ffi.new("kvf_ids *")
     try:
         struct = arena.new("kvf_dcp_pair", **fields)
@@ -125,8 +128,8 @@ def dcp_prefix_trim(pair: DcpPair, local: Sequence[int], remote: Sequence[int]) 
 
 def block_ids_by_region(lists: Lists, region_groups: Sequence[int]) -> list[list[int]]:
     """The blocks to read in each region: those of its group, or with ALL_GROUPS of all groups in order."""
-    arena = Arena()
-    groups = arena.numbers("int32_t", region_groups)
+    arena, region_groups = Arena(), listed(region_groups, "numbers")
+    groups = arena.numbers("int32_t", region_groups, "a group")
     return take_lists(lib.kvf_block_ids_by_region, lists_in(lists, arena), groups, len(region_groups))
 
 
@@ -153,8 +156,7 @@ def exchange_clip(
     groups: Sequence[ExchangeGroup], block_size: int, lists: Lists, *, clip_state: bool = True
 ) -> list[list[int]]:
     """Clips block lists to what a consumer can use: the last blocks of a window, the one slot of a state."""
-    arena = Arena()
-    same_length(groups, lists)
+    arena, groups = Arena(), list_of(ExchangeGroup, same_length(groups, lists))
     items = arena.array("kvf_exchange_group", [vars(group) for group in groups])
     return take_lists(lib.kvf_exchange_clip, items, len(groups), block_size, clip_state, lists_in(lists, arena))
 
@@ -188,7 +190,7 @@ def desc_ids(space: IdSpace, kinds: Sequence[CacheKind], lists: Lists) -> list[i
     arena = Arena()
     return take_ids(
         lib.kvf_desc_ids,
-        arena.new("kvf_id_space", **vars(space)),
+        arena.new("kvf_id_space", **vars(of_type(IdSpace, space))),
         kinds_in(same_length(kinds, lists), arena),
         lists_in(lists, arena),
     )
@@ -196,15 +198,15 @@ def desc_ids(space: IdSpace, kinds: Sequence[CacheKind], lists: Lists) -> list[i
 
 def desc_ids_by_region(lists: Lists, region_groups: Sequence[int], region_blocks: Sequence[int]) -> list[int]:
     """The same for regions of different lengths that belong to groups, group by group."""
-    arena = Arena()
-    groups = arena.numbers("int32_t", same_length(region_groups, region_blocks))
+    arena, region_groups = Arena(), same_length(region_groups, region_blocks)
+    groups = arena.numbers("int32_t", region_groups, "a group")
     blocks = arena.numbers("uint64_t", region_blocks)
     return take_ids(lib.kvf_desc_ids_by_region, lists_in(lists, arena), groups, blocks, len(region_groups))
 
 
 def desc_ids_by_layer(lists: Lists, layer_groups: Sequence[int], layer_blocks: Sequence[int]) -> list[int]:
     """The same layer by layer, each with the blocks of its group."""
-    arena = Arena()
-    groups = arena.numbers("int32_t", same_length(layer_groups, layer_blocks))
+    arena, layer_groups = Arena(), same_length(layer_groups, layer_blocks)
+    groups = arena.numbers("int32_t", layer_groups, "a group")
     blocks = arena.numbers("uint64_t", layer_blocks)
     return take_ids(lib.kvf_desc_ids_by_layer, lists_in(lists, arena), groups, blocks, len(layer_groups))

@@ -14,12 +14,14 @@ import mmap
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import Any, Union
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
+from kvferry._native import fill
+from kvferry._values import listed, of_type, shown, whole_number
 from kvferry.errors import InvalidError, OutOfRangeError, OverlapError
 from kvferry.interchange import (
     SupportsCudaArrayInterface,
@@ -29,10 +31,7 @@ from kvferry.interchange import (
     region_of_tensor,
 )
 from kvferry.region import MemoryKind, Region, dense_elements, holes, lengths_of
-
-if TYPE_CHECKING:
-    from kvferry.shard import RegionView, Shard
-
+from kvferry.shard import RegionView, Shard
 
 # Python 3.10 has no type for objects with the buffer protocol.
 Buffer = Union["NDArray[Any]", bytearray, memoryview, mmap.mmap, SupportsDLPack, Any]
@@ -229,11 +228,11 @@ def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
     """
     if isinstance(buffers, Mapping):
         buffers = _by_layer(buffers, shard)
-    found = [region_for(i, buffer, None) for i, buffer in enumerate(buffers)]
+    found = [region_for(i, buffer, None) for i, buffer in enumerate(listed(buffers, "arrays"))]
     _refuse_overlaps(found)
     if shard is None:
         return found
-    sizes = shard.region_bytes
+    sizes = of_type(Shard, shard).region_bytes
     if len(found) != len(sizes):
         raise InvalidError(f"{len(found)} regions were given; the shard has {len(sizes)}")
     for i, (region, size, views) in enumerate(zip(found, sizes, shard.regions(), strict=True)):
@@ -252,8 +251,8 @@ def region_for(number: int, buffer: Buffer, shard: Shard | None) -> Region:
     except InvalidError as error:
         raise InvalidError(f"region {number}: {error.detail}") from None
     if shard is not None:
-        sizes = shard.region_bytes
-        if not 0 <= number < len(sizes):
+        sizes = of_type(Shard, shard).region_bytes
+        if not 0 <= whole_number(number, "region") < len(sizes):
             raise OutOfRangeError(f"region is {number}; the shard has {len(sizes)}")
         check_region(number, region, sizes[number], shard.regions()[number])
     return region
@@ -272,7 +271,7 @@ def memory_array(regions: Sequence[Region], withheld: bool | None = None) -> Any
         memory[i].bytes = region.bytes
         memory[i].kind = region.kind
         memory[i].device = region.device
-        memory[i].withheld = region.kind != MemoryKind.HOST if withheld is None else withheld
+        fill(memory[i], withheld=region.kind != MemoryKind.HOST if withheld is None else withheld)
     return memory
 
 
@@ -324,18 +323,24 @@ class Allocations:
 
 
 def _shaped(memory: NDArray[np.uint8], shape: int | Sequence[int], dtype: DTypeLike) -> NDArray[Any]:
-    shaped: NDArray[Any] = memory.view(dtype).reshape(shape)
+    shaped: NDArray[Any] = memory.view(dtype).reshape(lengths_of(shape))
     return shaped
 
 
 def array_bytes(shape: int | Sequence[int], dtype: DTypeLike) -> int:
     """Bytes of an array; raises OutOfRangeError for none."""
     lengths = lengths_of(shape)
-    size = math.prod(lengths) * np.dtype(dtype).itemsize
+    try:
+        element = np.dtype(dtype)
+    except (TypeError, ValueError) as error:
+        raise InvalidError(f"dtype is {shown(dtype)}: {error}") from None
+    if element.hasobject:
+        raise InvalidError(f"an array of {element} holds Python objects; allowed: numbers")
+    size = math.prod(lengths) * element.itemsize
     if size <= 0 or any(length <= 0 for length in lengths):
-        raise OutOfRangeError(f"an array of shape {lengths} and {np.dtype(dtype)} has no bytes")
+        raise OutOfRangeError(f"an array of shape {lengths} and {element} has no bytes")
     if size > sys.maxsize:
         raise OutOfRangeError(
-            f"an array of shape {lengths} and {np.dtype(dtype)} has {size} bytes; allowed: up to {sys.maxsize}"
+            f"an array of shape {lengths} and {element} has {size} bytes; allowed: up to {sys.maxsize}"
         )
     return size

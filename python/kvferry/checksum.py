@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Span, call, span
+from kvferry._native import Arena, Span, call, resource_of, span
+from kvferry._values import whole_number
 from kvferry.buffers import Buffer, memory_array, regions_of
 from kvferry.errors import OutOfRangeError
 from kvferry.request import Blocks, table_fields
@@ -41,7 +42,7 @@ def checksum_steps(
     Returns the sum of each step; 0 for steps that this rank does not keep.
     Raises OutOfRangeError (the detail names field, value and what is allowed), UnsupportedError, InvalidError.
     """
-    resource, found, arena = shard._get(), regions_of(regions, shard), Arena()
+    resource, found, arena = resource_of(Shard, shard), regions_of(regions, shard), Arena()
     area = span(steps)
     sums = np.zeros(area.end - area.begin if area.end > area.begin else 0, dtype=np.uint64)
     call(
@@ -75,13 +76,15 @@ def checksum_cells(
 
     Arguments and errors are those of checksum_steps().
     """
-    resource, found, arena = shard._get(), regions_of(regions, shard), Arena()
+    resource, found, arena = resource_of(Shard, shard), regions_of(regions, shard), Arena()
     rows, columns = span(layers), span(units)
     if rows.end < rows.begin or columns.end < columns.begin:
         raise OutOfRangeError(f"layers {layers}, units {units}: one ends before it begins")
     # The library checks the area, but the array for its answer is allocated before.
     groups = shard.groups
-    if not 0 <= group < len(groups) or not 0 <= part < len(groups[group].parts):
+    if not 0 <= whole_number(group, "group") < len(groups) or not 0 <= whole_number(part, "part") < len(
+        groups[group].parts
+    ):
         raise OutOfRangeError(f"group {group}, part {part}: the model has no such part")
     held = groups[group].parts[part].units
     if columns.end > held.stop or rows.end > shard.group_layers(group).stop:

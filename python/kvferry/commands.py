@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, id_fields, id_out, nanoseconds, string, take
-from kvferry.contact import Contact, KeyPair, contact_fields
+from kvferry.contact import Contact, KeyPair, contact_fields, key_fields
 from kvferry.errors import KvferryError, Status, error_of
 from kvferry.records import Record, records_in, records_out
 
@@ -184,8 +184,7 @@ def ask(
         command.peer = contact_fields(peer, arena)
     options = arena.new(
         "kvf_ask_options",
-        public_key=arena.text(keys.public_key if keys else None),
-        secret_key=arena.text(keys.secret_key if keys else None),
+        **key_fields(keys, arena),
         timeout_ns=nanoseconds(timeout),
     )
     where = ffi.new("kvf_contact *", fields)

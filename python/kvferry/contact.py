@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, string
+from kvferry._native import Arena, call, ends, string
+from kvferry._values import of_type
 
 
 class KeyPair(NamedTuple):
@@ -45,7 +46,7 @@ class KeyGrant:
 
 def grant_fields(grant: KeyGrant, arena: Arena) -> dict[str, Any]:
     """The fields of a kvf_key_grant."""
-    begin, end = grant.ranks or (0, 0)
+    begin, end = ends((0, 0) if of_type(KeyGrant, grant).ranks is None else grant.ranks)
     return {
         "struct_size": ffi.sizeof("kvf_key_grant"),
         "public_key": arena.text(grant.public_key),
@@ -73,4 +74,12 @@ class Contact:
 
 def contact_fields(contact: Contact, arena: Arena) -> dict[str, Any]:
     """The fields of a kvf_contact."""
-    return {name: arena.text(value) for name, value in vars(contact).items()}
+    return {name: arena.text(value) for name, value in vars(of_type(Contact, contact)).items()}
+
+
+def key_fields(keys: KeyPair | None, arena: Arena) -> dict[str, Any]:
+    """The fields of a struct that hold a pair of keys."""
+    if keys is None:
+        return {}
+    public_key, secret_key = of_type(KeyPair, keys)
+    return {"public_key": arena.text(public_key), "secret_key": arena.text(secret_key)}

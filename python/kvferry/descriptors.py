@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Resource, string
+from kvferry._native import Arena, Handle, Resource, resource_of, result_of, string
 from kvferry._quantities import call, ids_out, kinds_in, lists_in, take
+from kvferry._values import listed, of_type, whole_number
 from kvferry.block_lists import Lists, same_length
 from kvferry.errors import InvalidError
 from kvferry.state import StateLayout, layout_in
@@ -51,9 +52,10 @@ def table_out(table: Any) -> DescriptorTable:
 
 def table_in(table: DescriptorTable, arena: Arena) -> Any:
     """A kvf_descriptor_table *."""
-    if table.at.dtype != DESCRIPTOR_DTYPE:
-        raise InvalidError(f"a table of {table.at.dtype}; allowed: DESCRIPTOR_DTYPE")
-    kept = arena.keep(np.ascontiguousarray(table.at))
+    at: NDArray[np.void] = of_type(np.ndarray, of_type(DescriptorTable, table).at)
+    if at.dtype != DESCRIPTOR_DTYPE or at.ndim != 1:
+        raise InvalidError(f"a table of {at.dtype} and {at.ndim} dimensions; allowed: DESCRIPTOR_DTYPE, 1")
+    kept = arena.keep(np.ascontiguousarray(at))
     pointer = ffi.cast("kvf_descriptor *", kept.ctypes.data)
     return arena.new("kvf_descriptor_table", at=pointer, count=len(kept), attention_count=table.attention_count)
 
@@ -97,12 +99,14 @@ class CacheMemory:
     state: StateLayout | None = None
 
 
-def _memory_fields(memory: CacheMemory, arena: Arena) -> dict[str, Any]:
+def _memory_fields(given: CacheMemory, arena: Arena) -> dict[str, Any]:
+    memory = of_type(CacheMemory, given)
+    base = same_length(memory.region_base, memory.region_block_bytes)
     return {
         "struct_size": ffi.sizeof("kvf_cache_memory"),
-        "region_base": arena.numbers("uint64_t", same_length(memory.region_base, memory.region_block_bytes)),
-        "region_block_bytes": arena.numbers("uint64_t", memory.region_block_bytes),
-        "region_count": len(memory.region_base),
+        "region_base": arena.numbers("uint64_t", base, "region_base"),
+        "region_block_bytes": arena.numbers("uint64_t", memory.region_block_bytes, "region_block_bytes"),
+        "region_count": len(base),
         "device": memory.device,
         "num_blocks": memory.num_blocks,
         "physical_per_logical": memory.physical_per_logical,
@@ -117,9 +121,10 @@ def _memory_in(memory: CacheMemory, arena: Arena) -> Any:
 def _flags(flags: Sequence[bool] | None, count: int, arena: Arena) -> Any:
     if flags is None:
         return ffi.NULL
+    flags = listed(flags, "flags")
     if len(flags) != count:
         raise InvalidError(f"region_replicated has {len(flags)} entries; there are {count} regions")
-    return arena.keep(ffi.new("bool[]", [bool(flag) for flag in flags] or 1))
+    return arena.numbers("bool", flags, "region_replicated")
 
 
 def local_descriptors(memory: CacheMemory, layout: RegionLayout, block_size_ratio: int = 1) -> DescriptorTable:
@@ -149,7 +154,7 @@ def remote_descriptors(
     Args:
         region_replicated: regions of which every rank holds all; None: none
     """
-    arena, resource = Arena(), topology._get()
+    arena, resource = Arena(), resource_of(Topology, topology)
     view = arena.new(
         "kvf_remote_view",
         layout=layout,
@@ -169,7 +174,7 @@ def remote_state_descriptors(
     remote_rank: int,
 ) -> DescriptorTable:
     """The state descriptors of remote_descriptors() alone; `local` is our state's layout."""
-    arena, resource = Arena(), topology._get()
+    arena, resource = Arena(), resource_of(Topology, topology)
     return take_table(
         lib.kvf_remote_state_descriptors,
         resource.pointer,
@@ -190,9 +195,10 @@ def split_descriptors(
     descriptors_per_region: int = 0,
 ) -> DescriptorTable:
     """The local descriptors to use with one source rank: for attention, only the heads that this rank holds."""
-    arena, resource = Arena(), topology._get()
+    arena, resource = Arena(), resource_of(Topology, topology)
     replicated = ffi.NULL
     if region_replicated is not None:
+        region_replicated = listed(region_replicated, "flags")
         count = len(region_replicated)
         replicated = arena.new(
             "kvf_replicated_regions",
@@ -208,7 +214,7 @@ def compute_split_handle_data(
     topology: Topology, remote: EngineTransferInfo, local: DescriptorTable, source_rank: int
 ) -> DescriptorTable:
     """The same as in PR 39529: a rank that brings only state names the first piece of attention."""
-    arena, resource = Arena(), topology._get()
+    arena, resource = Arena(), resource_of(Topology, topology)
     facts, table = remote_in(remote, arena), table_in(local, arena)
     return take_table(lib.kvf_compute_split_handle_data, resource.pointer, facts, table, source_rank)
 
@@ -259,9 +265,10 @@ class EngineTransferPlan(Handle):
         remote_ranks: Sequence[CacheMemory],
         region_replicated: Sequence[bool] | None = None,
     ) -> None:
-        if len(remote_ranks) != remote.tp_size:
+        remote_ranks, kinds = listed(remote_ranks, CacheMemory.__name__), listed(kinds, "kinds")
+        if len(remote_ranks) != whole_number(of_type(EngineTransferInfo, remote).tp_size, "tp_size"):
             raise InvalidError(f"{len(remote_ranks)} remote ranks; tp_size is {remote.tp_size}")
-        arena, resource = Arena(), topology._get()
+        arena, resource = Arena(), resource_of(Topology, topology)
         desc = arena.new(
             "kvf_engine_transfer_plan_desc",
             layout=layout,
@@ -288,7 +295,7 @@ class EngineTransferPlan(Handle):
 
     def _table(self, function: Any, key: int) -> DescriptorTable | None:
         resource: Resource = self._get()
-        table = function(resource.pointer, key)
+        table = result_of(function, resource.pointer, key)
         return None if table == ffi.NULL else table_out(table)
 
     def local_table(self, block_size: int) -> DescriptorTable | None:

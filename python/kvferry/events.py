@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, id_out, string
+from kvferry._native import Arena, call, id_out, result_of, string
 from kvferry.commands import Command, read_command
 from kvferry.errors import KvferryError, Status, error_of
 from kvferry.records import Record, records_out
@@ -95,10 +95,10 @@ class LogLine(NamedTuple):
 
     def write(self, form: LogForm = LogForm.TEXT) -> str:
         """The line with its time and level, for files: as text, or as an object of JSON."""
-        line = ffi.new("kvf_log_line *")
-        text = ffi.new("char[]", self.text.encode())
-        line.struct_size = ffi.sizeof("kvf_log_line")
-        line.level, line.time_ns, line.text = self.level, round(self.time * 1e6) * 1000, text
+        arena = Arena()
+        line = arena.new(
+            "kvf_log_line", level=self.level, time_ns=round(self.time * 1e6) * 1000, text=arena.text(self.text)
+        )
         length = ffi.new("size_t *")
         call(lib.kvf_log_write, line, form, ffi.NULL, 0, length)
         out = ffi.new("char[]", length[0] + 1)
@@ -212,7 +212,7 @@ class Histogram:
     def quantile(self, share: float) -> int:
         """The duration below which a share (0 to 1) of the counted durations lies, to within its bucket."""
         histogram = Arena().new("kvf_histogram", **vars(self))
-        return int(lib.kvf_histogram_quantile(histogram, share))
+        return int(result_of(lib.kvf_histogram_quantile, histogram, share))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Resource, call, result_of, string, take
+from kvferry._native import Arena, Handle, Resource, bytes_of, call, resource_of, result_of, string, take
+from kvferry._values import encoded, list_of, listed, of_type, whole_number, wrong_type
 from kvferry.errors import ConfigWarning, InvalidError
 
 
@@ -49,7 +50,7 @@ DtypeLike = Dtype | str
 def dtype_set(values: Iterable[DtypeLike]) -> int:
     """A set of dtypes, as the library takes it."""
     bits = 0
-    for value in values:
+    for value in listed(values, "element types"):
         bits |= 1 << to_dtype(value)
     return bits
 
@@ -170,7 +171,8 @@ class Group:
         return int(result_of(lib.kvf_group_first_needed, group, end))
 
 
-def _part_fields(part: Part, arena: Arena) -> dict[str, Any]:
+def _part_fields(given: Part, arena: Arena) -> dict[str, Any]:
+    part = of_type(Part, given)
     return {
         "name": arena.text(part.name),
         "dtype": to_dtype(part.dtype),
@@ -183,16 +185,18 @@ def _part_fields(part: Part, arena: Arena) -> dict[str, Any]:
     }
 
 
-def _group_fields(group: Group, arena: Arena) -> dict[str, Any]:
+def _group_fields(given: Group, arena: Arena) -> dict[str, Any]:
+    group = of_type(Group, given)
+    layers, parts = listed(group.layers, "numbers"), listed(group.parts, Part.__name__)
     return {
         "name": arena.text(group.name),
         "kind": group.kind,
         "window_tokens": group.window_tokens,
         "chunk_tokens": group.chunk_tokens,
-        "layers": arena.numbers("uint32_t", group.layers),
-        "layer_count": len(group.layers),
-        "parts": arena.array("kvf_part_desc", [_part_fields(part, arena) for part in group.parts]),
-        "part_count": len(group.parts),
+        "layers": arena.numbers("uint32_t", layers, "a layer"),
+        "layer_count": len(layers),
+        "parts": arena.array("kvf_part_desc", [_part_fields(part, arena) for part in parts]),
+        "part_count": len(parts),
     }
 
 
@@ -235,13 +239,17 @@ class Model(Handle):
 
     def __init__(self, groups: Sequence[Group], layer_count: int | None = None, name: str = "model") -> None:
         arena = Arena()
+        groups = list_of(Group, groups)
+        items = [_group_fields(group, arena) for group in groups]
         if layer_count is None:
-            layer_count = max((layer + 1 for group in groups for layer in group.layers), default=0)
+            layer_count = max(
+                (whole_number(layer, "a layer") + 1 for group in groups for layer in group.layers), default=0
+            )
         desc = arena.new(
             "kvf_model_desc",
             name=arena.text(name),
             layer_count=layer_count,
-            groups=arena.array("kvf_group_desc", [_group_fields(group, arena) for group in groups]),
+            groups=arena.array("kvf_group_desc", items),
             group_count=len(groups),
         )
         self._own(take(lib.kvf_model_create, "kvf_model *", desc), lib.kvf_model_free)
@@ -281,12 +289,10 @@ class Model(Handle):
         OutOfRangeError; the detail names the field. Warns with ConfigWarning of fields that may decide a size
         and were not read, see `notes`.
         """
-        if isinstance(config, Mapping):
-            config = json.dumps(config)
-        text = config.encode() if isinstance(config, str) else bytes(config)
         arena = Arena()
+        text, size = arena.data(_config_text(config))
         options = _config_options(arena, name, cache_dtype, state_dtype, scale_dtype, scale_per_head)
-        return cls._read(take(lib.kvf_model_from_config, "kvf_model *", arena.data(text), len(text), options))
+        return cls._read(take(lib.kvf_model_from_config, "kvf_model *", text, size, options))
 
     @classmethod
     def load(
@@ -302,7 +308,7 @@ class Model(Handle):
         """The same from a file, or from a model that comes with the library: see builtin_models()."""
         arena = Arena()
         options = _config_options(arena, name, cache_dtype, state_dtype, scale_dtype, scale_per_head)
-        path = arena.text(os.fspath(path_or_name))
+        path = arena.text(_path(path_or_name))
         return cls._read(take(lib.kvf_model_load, "kvf_model *", path, options))
 
     @classmethod
@@ -343,13 +349,29 @@ class Model(Handle):
 
     def compare(self, other: Model) -> None:
         """Raises MismatchError, naming the first field that differs, if the two cache different cells."""
-        mine, theirs = self._get(), other._get()
+        mine, theirs = self._get(), resource_of(Model, other)
         call(lib.kvf_model_compare, mine.pointer, theirs.pointer)
 
     def __repr__(self) -> str:
         if self.closed:
             return "<Model, closed>"
         return f"<Model {self.name}: {', '.join(group.name for group in self.groups)}>"
+
+
+def _config_text(config: str | bytes | Mapping[str, Any]) -> bytes:
+    if isinstance(config, Mapping):
+        try:
+            config = json.dumps(config)
+        except (TypeError, ValueError) as error:
+            raise InvalidError(f"the configuration cannot be written as JSON: {error}") from None
+    return encoded(config) if isinstance(config, str) else bytes_of(config, "text, bytes, and a mapping")
+
+
+def _path(path: str | os.PathLike[str]) -> str:
+    try:
+        return os.fspath(path)
+    except TypeError:
+        raise wrong_type(path, "a path, or the name of a model") from None
 
 
 def _config_options(

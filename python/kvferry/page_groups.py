@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Handle
 from kvferry._quantities import call, ids_out, lists_in, take_ids, take_two_lists
+from kvferry._values import list_of, listed
 from kvferry.block_lists import Lists
 from kvferry.descriptors import DescriptorTable, take_table
 from kvferry.errors import InvalidError
@@ -74,7 +76,7 @@ class PagePlan(Handle):
         remote_num_blocks: int,
         blocks_first: bool = False,
     ) -> None:
-        arena = Arena()
+        arena, groups = Arena(), list_of(PageGroup, groups)
         desc = arena.new(
             "kvf_page_plan_desc",
             tp_size=tp_size,
@@ -91,7 +93,7 @@ class PagePlan(Handle):
         )
         plan = ffi.new("kvf_page_plan *")
         call(lib.kvf_page_plan_build, desc, plan)
-        self._layers = layer_count
+        self._layers = int(layer_count)
         self._own(plan, lib.kvf_page_plan_free)
 
     @property
@@ -151,6 +153,7 @@ class PagePlan(Handle):
         """
         resource, arena = self._get(), Arena()
         count = resource.pointer.group_count
+        local, remote = listed(local, "lists"), listed(remote, "lists")
         if len(local) != count or len(remote) != count:
             raise InvalidError(
                 f"{len(local)} local and {len(remote)} remote lists; the plan has {count} groups"
@@ -167,20 +170,20 @@ class PagePlan(Handle):
     def remote_table(self, layer_base: Sequence[int], device: int = 0) -> DescriptorTable:
         """The remote engine's descriptors; layer_base are the addresses of the layers' buffers."""
         resource, arena = self._get(), Arena()
-        self._check_layers(layer_base)
-        base = arena.numbers("uint64_t", layer_base)
+        base = self._base(layer_base, arena)
         return take_table(lib.kvf_page_plan_remote_table, resource.pointer, base, device)
 
     def local_table(self, layer_base: Sequence[int], local_num_blocks: int, device: int = 0) -> DescriptorTable:
         """The local descriptors for gather reads: local pages cut to the remote size."""
         resource, arena = self._get(), Arena()
-        self._check_layers(layer_base)
-        base = arena.numbers("uint64_t", layer_base)
+        base = self._base(layer_base, arena)
         return take_table(lib.kvf_page_plan_local_table, resource.pointer, base, local_num_blocks, device)
 
-    def _check_layers(self, layer_base: Sequence[int]) -> None:
+    def _base(self, layer_base: Sequence[int], arena: Arena) -> Any:
+        layer_base = listed(layer_base, "numbers")
         if len(layer_base) != self._layers:
             raise InvalidError(f"layer_base has {len(layer_base)} entries; the plan has {self._layers} layers")
+        return arena.numbers("uint64_t", layer_base, "layer_base")
 
 
 def flat_desc_ids(lists: Lists, region_count: int, descs_per_region: int) -> list[int]:

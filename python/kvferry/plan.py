@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Span, call, result_of, span, take, to_range
+from kvferry._native import Arena, Handle, Span, call, resource_of, result_of, span, take, to_range
+from kvferry._values import listed, of_type
 from kvferry.model import DtypeLike, dtype_set
 from kvferry.shard import Engine, Shard, TokenShare
 
@@ -132,9 +133,10 @@ class Plan(Handle):
             if options.layers.begin == options.layers.end:
                 groups = ()  # to the library an empty range means all layers
         if groups is not None:
-            options.groups = arena.keep(ffi.new("uint32_t[]", list(groups) or [0]))
-            options.group_count = len(groups)
-        mine, theirs = local._get(), remote._get()
+            numbers = listed(groups, "numbers")
+            options.groups = arena.numbers("uint32_t", numbers, "a group")
+            options.group_count = len(numbers)
+        mine, theirs = resource_of(Shard, local), resource_of(Engine, remote)
         made = take(lib.kvf_plan_build, "kvf_plan *", mine.pointer, theirs.pointer, options)
         self._own(made, lib.kvf_plan_free, mine, theirs)
 
@@ -224,7 +226,7 @@ class Plan(Handle):
         Raises OutOfRangeError when there is no such source.
         """
         resource = self._get()
-        model = Arena().new("kvf_cost_model", **vars(cost or CostModel()))
+        model = Arena().new("kvf_cost_model", **vars(CostModel() if cost is None else of_type(CostModel, cost)))
         found = take(lib.kvf_plan_predict, "kvf_prediction", resource.pointer, source, tokens, model)
         return Prediction(found.bytes, found.runs, found.ns)
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Ids, call, take
+from kvferry._native import Arena, Ids, call, fill, take
+from kvferry._values import list_of, listed, of_type
 from kvferry.buffers import Buffer, region_of
 from kvferry.errors import InvalidError, UnsupportedError
 from kvferry.region import MemoryKind
@@ -60,8 +61,8 @@ class ReceivedShape:
 
     def _struct(self, arena: Arena) -> Any:
         shape = arena.new("kvf_received_shape", heads=self.heads, cell_bytes=self.cell_bytes)
-        shape.received.order, shape.received.tokens = self.received.order, self.received.tokens
-        shape.wanted.order, shape.wanted.tokens = self.wanted.order, self.wanted.tokens
+        fill(shape.received, **vars(of_type(PageForm, self.received)))
+        fill(shape.wanted, **vars(of_type(PageForm, self.wanted)))
         return shape
 
     def scratch_bytes(self, block_count: int) -> int:
@@ -168,10 +169,11 @@ def permute_received(
     """
     arena = Arena()
     ids, count = arena.ids(block_ids)
+    regions = listed(regions, "arrays")
     items = _regions(regions, [None] * len(regions), arena)
     call(
         lib.kvf_permute_received,
-        shape._struct(arena),
+        of_type(ReceivedShape, shape)._struct(arena),
         items,
         len(regions),
         ids,
@@ -200,13 +202,13 @@ def finish_received(
     Raises as permute_received(); OutOfRangeError also for more covered tokens than the blocks hold.
     """
     arena = Arena()
-    items = []
-    for request in requests:
+    items, regions = [], listed(regions, "arrays")
+    for request in list_of(ReceivedRequest, requests):
         ids, count = arena.ids(request.block_ids)
         items.append({"block_ids": ids, "block_id_count": count, "covered_tokens": request.covered_tokens})
     call(
         lib.kvf_finish_received,
-        shape._struct(arena),
+        of_type(ReceivedShape, shape)._struct(arena),
         _regions(regions, [None] * len(regions), arena),
         len(regions),
         arena.array("kvf_received_request", items),
@@ -235,8 +237,9 @@ def copy_blocks(
     InvalidError (an unknown direction; memory of a device on the host's side), and what devices raise (above):
     then some layers may have been copied, and the error names the one that was not.
     """
-    if direction not in DIRECTIONS:
+    if not isinstance(direction, str) or direction not in DIRECTIONS:
         raise InvalidError(f"direction is {direction!r}; allowed: {', '.join(map(repr, DIRECTIONS))}")
+    of_type(Mapping, source), of_type(Mapping, destination)
     arena = Arena()
     from_ids, from_count = arena.ids(source_ids)
     to_ids, to_count = arena.ids(destination_ids)

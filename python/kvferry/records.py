@@ -8,6 +8,7 @@ from typing import Any
 
 from kvferry._binding import ffi
 from kvferry._native import Arena, data_at, string
+from kvferry._values import list_of
 
 
 @dataclass(frozen=True)
@@ -30,16 +31,11 @@ class Record:
 
 def records_in(records: Sequence[Record], arena: Arena) -> dict[str, Any]:
     """The fields of a struct that hold records."""
-    items = [
-        {
-            "name": arena.text(record.name),
-            "begin": record.begin,
-            "end": record.end,
-            "data": arena.data(record.data),
-            "size": len(record.data),
-        }
-        for record in records
-    ]
+    items = []
+    for record in list_of(Record, records):
+        data, size = arena.data(record.data)
+        name = arena.text(record.name)
+        items.append({"name": name, "begin": record.begin, "end": record.end, "data": data, "size": size})
     return {"records": arena.array("kvf_record", items), "record_count": len(items)}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvferry._binding import lib
+from kvferry._values import listed, whole_number
 from kvferry.errors import InvalidError
 
 
@@ -69,7 +70,8 @@ def dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
 
 def lengths_of(shape: int | Sequence[int]) -> tuple[int, ...]:
     """The lengths of the axes; a number, also one of NumPy, is one axis."""
-    return (int(shape),) if isinstance(shape, (int, np.integer)) else tuple(int(length) for length in shape)
+    one = isinstance(shape, (int, np.integer))
+    return tuple(whole_number(length, "a length") for length in ([shape] if one else listed(shape, "lengths")))
 
 
 def strides_in_order(shape: Sequence[int]) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, CallLock, Handle, Ids, call, fill, result_of, take
+from kvferry._native import Arena, CallLock, Handle, Ids, call, fill, resource_of, result_of, take
+from kvferry._values import list_of, listed
 from kvferry.errors import InvalidError
 from kvferry.plan import Plan
 
@@ -81,15 +82,17 @@ class GroupSteps:
 
 def tables_in(tables: Sequence[Blocks] | None, arena: Arena) -> Any:
     """A kvf_block_table[]; NULL for None."""
-    return (
-        ffi.NULL if tables is None else arena.array("kvf_block_table", [table_fields(t, arena) for t in tables])
-    )
+    if tables is None:
+        return ffi.NULL
+    items = [table_fields(table, arena) for table in listed(tables, "block tables")]
+    return arena.array("kvf_block_table", items)
 
 
 def groups_in(groups: Sequence[GroupSteps] | None, arena: Arena) -> Any:
     """A kvf_group_steps[]; NULL for None."""
     if groups is None:
         return ffi.NULL
+    groups = list_of(GroupSteps, groups)
     pointer = arena.keep(ffi.new("kvf_group_steps[]", len(groups)))
     for i, group in enumerate(groups):
         fill(pointer[i].table, **table_fields(group.table, arena))
@@ -120,7 +123,7 @@ class Request(Handle):
     """
 
     def __init__(self, plan: Plan, groups: Sequence[GroupRequest] | None = None) -> None:
-        resource = plan._get()
+        resource = resource_of(Plan, plan)
         self._lock = CallLock()
         self._moving = 0  # transfers that read it
         self._own(
@@ -137,7 +140,7 @@ class Request(Handle):
         not closed yet); the request is then as it was before.
         """
         resource = self._get()
-        arena = Arena()
+        arena, groups = Arena(), list_of(GroupRequest, groups)
         pointer = arena.keep(ffi.new("kvf_group_request[]", len(groups)))
         for i, group in enumerate(groups):
             fill(pointer[i].local, **table_fields(group.local, arena))

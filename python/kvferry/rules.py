@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, id_bytes, id_fields, result_of, take
+from kvferry._values import list_of, listed, of_type
 from kvferry.errors import InvalidError
 from kvferry.events import ClockOffset
 
@@ -53,6 +54,7 @@ def clock_offset(probes: Sequence[ClockProbe]) -> ClockOffset:
     Raises InvalidError (no probes; one was received before it was sent), SizeOverflowError.
     """
     arena = Arena()
+    probes = list_of(ClockProbe, probes)
     items = arena.array("kvf_clock_probe", [vars(probe) for probe in probes])
     offset, error = ffi.new("int64_t *"), ffi.new("uint64_t *")
     call(lib.kvf_clock_offset, items, len(probes), offset, error)
@@ -110,14 +112,12 @@ class TransferSummary:
 
 def summarise_transfers(samples: TransferSamples) -> TransferSummary:
     """Sums up samples. Raises InvalidError (lists of different lengths, a negative or infinite sample)."""
-    arena = Arena()
-    lists = (samples.transfer_seconds, samples.post_seconds, samples.bytes, samples.descriptors)
+    arena, samples = Arena(), of_type(TransferSamples, samples)
+    names = ("transfer_seconds", "post_seconds", "bytes", "descriptors")
+    lists = [listed(getattr(samples, name), "numbers") for name in names]
     if len({len(values) for values in lists}) != 1:
         raise InvalidError(f"lists of {[len(values) for values in lists]} samples; they must be equally long")
-    names = ("transfer_seconds", "post_seconds", "bytes", "descriptors")
-    arrays = {
-        name: arena.keep(ffi.new("double[]", list(values))) for name, values in zip(names, lists, strict=True)
-    }
+    arrays = {name: arena.numbers("double", values, name) for name, values in zip(names, lists, strict=True)}
     struct = arena.new(
         "kvf_transfer_samples",
         **arrays,

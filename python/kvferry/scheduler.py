@@ -24,9 +24,11 @@ from kvferry._native import (
     id_fields,
     id_out,
     nanoseconds,
+    resource_of,
     string,
     take,
 )
+from kvferry._values import list_of, listed, of_type
 from kvferry.aggregator import (
     NO_WORKER,
     Aggregate,
@@ -41,7 +43,7 @@ from kvferry.aggregator import (
 )
 from kvferry.errors import InvalidError
 from kvferry.model import Model
-from kvferry.request import Blocks, BlockTable, GroupSteps, table_fields
+from kvferry.request import Blocks, BlockTable, GroupSteps, tables_in
 
 
 class LoadPolicy(enum.IntEnum):
@@ -221,7 +223,8 @@ class Schedule(Handle):
         heartbeats: bool = False,
         max_requests: int = 0,
     ) -> None:
-        resource, arena = model._get(), Arena()
+        resource, arena = resource_of(Model, model), Arena()
+        tokens_per_block = listed(tokens_per_block, "numbers")
         count = lib.kvf_model_group_count(resource.pointer)
         if len(tokens_per_block) != count:
             raise InvalidError(
@@ -230,7 +233,7 @@ class Schedule(Handle):
         options = arena.new(
             "kvf_schedule_options",
             model=resource.pointer,
-            tokens_per_block=arena.numbers("uint32_t", tokens_per_block),
+            tokens_per_block=arena.numbers("uint32_t", tokens_per_block, "tokens_per_block"),
             engine=arena.text(engine),
             endpoint=arena.text(endpoint),
             public_key=arena.text(public_key),
@@ -313,8 +316,8 @@ class Schedule(Handle):
 
         Raises DeadlineError (the lease has ended since match(): compute the request), OutOfRangeError.
         """
-        resource, arena = self._get(), Arena()
-        key, blocks = key_in(request, arena), _tables_in(tables, arena)
+        resource, arena, tables = self._get(), Arena(), listed(tables, "block tables")
+        key, blocks = key_in(request, arena), tables_in(tables, arena)
         with self._lock:
             waits = take(
                 lib.kvf_schedule_allocated,
@@ -337,10 +340,13 @@ class Schedule(Handle):
             tokens: number of tokens of the prompt
         """
         resource, arena = self._get(), Arena()
-        key = key_in(request, arena)
-        blocks = ffi.NULL if tables is None else _tables_in(tables, arena)
+        key, count = key_in(request, arena), 0
+        if tables is not None:
+            tables = listed(tables, "block tables")
+            count = len(tables)
+        blocks = tables_in(tables, arena)
         with self._lock:
-            call(lib.kvf_schedule_push, resource.pointer, key, blocks, len(tables or ()), tokens)
+            call(lib.kvf_schedule_push, resource.pointer, key, blocks, count, tokens)
 
     def finished(
         self, request: KeyLike, tables: Sequence[Blocks] = (), tokens: int = 0, *, now_ns: int
@@ -351,8 +357,8 @@ class Schedule(Handle):
             tables: its blocks; not used if it does not serve
             tokens: number of computed tokens
         """
-        resource, arena = self._get(), Arena()
-        key, blocks = key_in(request, arena), _tables_in(tables, arena)
+        resource, arena, tables = self._get(), Arena(), listed(tables, "block tables")
+        key, blocks = key_in(request, arena), tables_in(tables, arena)
         with self._lock:
             end = take(
                 lib.kvf_schedule_finished,
@@ -391,15 +397,17 @@ class Schedule(Handle):
     def update(self, aggregate: Aggregate) -> News:
         """Takes in the result of a workers' step, from Aggregator.step() or the engine's own aggregation."""
         resource, arena = self._get(), Arena()
+        aggregate = of_type(Aggregate, aggregate)
+        invalid = sorted(list_of(GroupBlock, aggregate.invalid))
         struct = arena.new(
             "kvf_aggregate",
             output=NO_WORKER if aggregate.output is None else aggregate.output,
             expected=aggregate.expected,
-            invalid=blocks_in(sorted(aggregate.invalid), arena),
-            invalid_count=len(aggregate.invalid),
+            invalid=blocks_in(invalid, arena),
+            invalid_count=len(invalid),
         )
         for field in ("sent", "received", "failed", "forgotten"):
-            keys = getattr(aggregate, field)
+            keys = listed(getattr(aggregate, field), "keys")
             setattr(struct, field, keys_in(keys, arena))
             setattr(struct, f"{field}_count", len(keys))
         with self._lock:
@@ -438,7 +446,8 @@ class Schedule(Handle):
         return ScheduleCounts(**{name: getattr(found, name) for name in ScheduleCounts.__dataclass_fields__})
 
 
-def _params_in(params: TransferParams, arena: Arena) -> Any:
+def _params_in(given: TransferParams, arena: Arena) -> Any:
+    params = of_type(TransferParams, given)
     return arena.new(
         "kvf_transfer_params",
         engine=arena.text(params.engine),
@@ -461,10 +470,6 @@ def _params_out(params: Any) -> TransferParams:
         expiry_ns=params.expiry_ns,
         push=params.push,
     )
-
-
-def _tables_in(tables: Sequence[Blocks], arena: Arena) -> Any:
-    return arena.array("kvf_block_table", [table_fields(table, arena) for table in tables])
 
 
 def _instruction_out(item: Any) -> Instruction:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, Handle, Resource, Span, result_of, span, string, take, to_range
+from kvferry._native import Arena, Handle, Resource, Span, resource_of, result_of, span, string, take, to_range
+from kvferry._values import list_of, listed, of_type, whole_number
 from kvferry.errors import InvalidError, NotFoundError, Status, check
 from kvferry.model import Dtype, Model
 
@@ -127,17 +128,18 @@ class CellLocation:
 def _group_shard_fields(group: GroupShard, arena: Arena) -> dict[str, Any]:
     parts = [
         {"units": span(part.units), "replica": part.replica, "replica_count": part.replica_count}
-        for part in group.parts
+        for part in list_of(PartShare, group.parts)
     ]
-    for row in group.placements:
-        if len(row) != len(group.parts):
-            raise InvalidError(f"a layer has {len(row)} placements; its group has {len(group.parts)} parts")
-    placements = [vars(placement) for row in group.placements for placement in row]
+    rows = [list_of(Placement, row) for row in group.placements]
+    for row in rows:
+        if len(row) != len(parts):
+            raise InvalidError(f"a layer has {len(row)} placements; its group has {len(parts)} parts")
+    placements = [vars(placement) for row in rows for placement in row]
     return {
         "tokens_per_block": group.tokens_per_block,
         "kernel_blocks_per_block": group.kernel_blocks_per_block,
         "block_count": group.block_count,
-        "tokens": arena.array("kvf_token_share", [vars(group.tokens)])[0],
+        "tokens": arena.array("kvf_token_share", [vars(of_type(TokenShare, group.tokens))])[0],
         "parts": arena.array("kvf_part_share", parts),
         "placements": arena.array("kvf_placement", placements),
     }
@@ -172,23 +174,26 @@ class Shard(Handle):
         pp_size: int = 1,
     ) -> None:
         arena = Arena()
-        resource = model._get()
+        resource = resource_of(Model, model)
         count = lib.kvf_model_group_count(resource.pointer)
+        groups, here = list_of(GroupShard, groups), span(layers)
+        region_bytes = listed(region_bytes, "numbers")
         if len(groups) != count:
             raise InvalidError(f"groups has {len(groups)} entries; the model has {count} groups")
         for i, group in enumerate(groups):
             want = lib.kvf_model_group(resource.pointer, i)
-            held = sum(want.layers[k] in range(*_ends(layers)) for k in range(want.layer_count))
-            if len(group.parts) != want.part_count or len(group.placements) != held:
+            held = sum(here.begin <= want.layers[k] < here.end for k in range(want.layer_count))
+            parts, placements = listed(group.parts, "parts"), listed(group.placements, "placements")
+            if len(parts) != want.part_count or len(placements) != held:
                 raise InvalidError(
-                    f"group {string(want.name)} has {len(group.parts)} parts and placements of "
-                    f"{len(group.placements)} layers; it must have {want.part_count} and {held}"
+                    f"group {string(want.name)} has {len(parts)} parts and placements of "
+                    f"{len(placements)} layers; it must have {want.part_count} and {held}"
                 )
         desc = arena.new(
             "kvf_shard_desc",
             rank=rank,
-            layers=span(layers),
-            region_bytes=arena.numbers("uint64_t", region_bytes),
+            layers=here,
+            region_bytes=arena.numbers("uint64_t", region_bytes, "region_bytes"),
             region_count=len(region_bytes),
             groups=arena.array("kvf_group_shard_desc", [_group_shard_fields(g, arena) for g in groups]),
             tp_rank=tp_rank,
@@ -337,10 +342,6 @@ def _views(shard: Any, region: int) -> Iterator[RegionView]:
         check(status)
 
 
-def _ends(value: Span) -> tuple[int, int]:
-    return (value.start, value.stop) if isinstance(value, range) else (value[0], value[1])
-
-
 def _placement(shard: Any, group: int, layer: int, part: int) -> Placement:
     found = result_of(lib.kvf_shard_placement, shard, group, layer, part)
     if found == ffi.NULL:
@@ -379,7 +380,7 @@ class GroupSpec:
 
 
 def _spec_fields(spec: GroupSpec, arena: Arena) -> dict[str, Any]:
-    return {**vars(spec), "order": arena.text(spec.order)}
+    return {**vars(of_type(GroupSpec, spec)), "order": arena.text(spec.order)}
 
 
 class Engine(Handle):
@@ -417,18 +418,20 @@ class Engine(Handle):
         share_pages: bool = False,
     ) -> None:
         arena = Arena()
-        resource = model._get()
+        resource = resource_of(Model, model)
         count = lib.kvf_model_group_count(resource.pointer)
+        groups = None if groups is None else list_of(GroupSpec, groups)
+        pp_layers = None if pp_layers is None else listed(pp_layers, "numbers")
         if groups is not None and len(groups) != count:
             raise InvalidError(f"groups has {len(groups)} entries; the model has {count} groups")
-        if pp_layers is not None and len(pp_layers) != pp_size:
+        if pp_layers is not None and len(pp_layers) != whole_number(pp_size, "pp_size"):
             raise InvalidError(f"pp_layers has {len(pp_layers)} entries; pp_size is {pp_size}")
         spec = arena.new(
             "kvf_engine_spec",
             name=arena.text(name),
             tp_size=tp_size,
             pp_size=pp_size,
-            pp_layers=ffi.NULL if pp_layers is None else arena.numbers("uint32_t", pp_layers),
+            pp_layers=ffi.NULL if pp_layers is None else arena.numbers("uint32_t", pp_layers, "pp_layers"),
             dcp_size=dcp_size,
             dcp_width=dcp_width,
             groups=ffi.NULL
@@ -450,7 +453,8 @@ class Engine(Handle):
 
         Raises MismatchError (another model, or ranks that share tokens differently), InvalidError.
         """
-        resource = model._get()
+        resource = resource_of(Model, model)
+        shards = list_of(Shard, shards)
         resources = [shard._get() for shard in shards]
         if len({id(resource) for resource in resources}) != len(resources):
             raise InvalidError("a shard is in the list twice")
@@ -496,7 +500,7 @@ class Engine(Handle):
         """The shard of one rank. Raises NotFoundError when there is no such rank."""
         resource = self._get()
         count = lib.kvf_engine_rank_count(resource.pointer)
-        if not 0 <= rank < count:
+        if not 0 <= whole_number(rank, "rank") < count:
             raise NotFoundError(f"engine {self.name} has no rank {rank}; allowed: 0 to {count - 1}")
         return Shard._borrow(lib.kvf_engine_shard(resource.pointer, rank), resource)
 

@@ -13,20 +13,18 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, nanoseconds, string, take
+from kvferry._native import Arena, call, nanoseconds, resource_of, result_of, string, take
+from kvferry._values import callback, list_of, listed, of_type
 from kvferry.errors import ClosedError, ExistsError, InvalidError, Status
 from kvferry.events import Way
 from kvferry.model import DtypeLike, Model, dtype_set
 from kvferry.request import BlockTable, GroupSteps, Request
+from kvferry.shard import Shard
 from kvferry.transfer import Moving
-from kvferry.transport import Direction
-
-if TYPE_CHECKING:
-    from kvferry.shard import Shard
-    from kvferry.transport import Peer, Transport
+from kvferry.transport import Direction, Peer, Transport
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ def _convert_sets(model: Model, convert: Iterable[DtypeLike], names: Sequence[st
     """For each group of the model, the types that may be converted."""
     types = dtype_set(convert)
     own = [group.name for group in model.groups]
+    names = None if names is None else list_of(str, names)
     for name in names or ():
         if name not in own:
             raise InvalidError(f"convert_groups has {name!r}; the model has {', '.join(own)}")
@@ -136,11 +135,11 @@ class Stage:
         on_event: Callable[[str, Status, str], object] | None = None,
     ) -> None:
         # The endpoint keeps its stage, so the stage must not keep the transport: dropping it closes both.
-        self._transport_of = weakref.ref(transport)
+        self._transport_of = weakref.ref(of_type(Transport, transport))
         self._endpoint = transport._endpoint
-        self._shard = shard
-        self._on_event = on_event
-        self._permit = permit
+        self._shard = of_type(Shard, shard)
+        self._on_event = callback(on_event)
+        self._permit = callback(permit)
         self._moves: set[_Move] = set()
         self._pointer: Any = None
         self._context = ffi.new_handle(self)
@@ -207,23 +206,26 @@ class Stage:
     ) -> None:
         self.close()
 
+    def _peer(self, peer: Peer) -> Any:
+        return of_type(Peer, peer)._of(self._transport)
+
     def join(self, peer: Peer) -> None:
         """Names a peer that has a stage too; both sides do so before either pulls or pushes.
 
         Raises ExistsError (a peer of that name has joined), InvalidError.
         """
         with self._using() as pointer:
-            call(lib.kvf_stage_join, pointer, peer._of(self._transport))
+            call(lib.kvf_stage_join, pointer, self._peer(peer))
 
     def leave(self, peer: Peer) -> None:
         """Ends all flows with a peer that is about to be closed; one that is lost leaves by itself."""
         with self._using() as pointer:
-            lib.kvf_stage_leave(pointer, peer._of(self._transport))
+            lib.kvf_stage_leave(pointer, self._peer(peer))
 
     def stop(self, peer: Peer) -> None:
         """Ends the flows that this peer has opened, with CancelledError there."""
         with self._using() as pointer:
-            lib.kvf_stage_stop(pointer, peer._of(self._transport))
+            lib.kvf_stage_stop(pointer, self._peer(peer))
 
     def revoke(self, permission: int) -> bool:
         """Ends the flows that peers have opened by a permission, with CancelledError there.
@@ -232,7 +234,7 @@ class Stage:
         progress, and ask again.
         """
         with self._using() as pointer:
-            return bool(lib.kvf_stage_revoke(pointer, permission))
+            return bool(result_of(lib.kvf_stage_revoke, pointer, permission))
 
     def quiet(self, name: str) -> None:
         """Says that a peer that has left no longer touches our memory: the slots lent to it are free."""
@@ -256,18 +258,19 @@ class Stage:
                 16 is of the flow whose last one was longest ago
             permissions: for each source, a number from its peer, for the peer's `permit`; None: 0 for all
         """
-        resource = request._get()
+        resource = resource_of(Request, request)
         count = lib.kvf_plan_source_count(lib.kvf_request_plan(resource.pointer))
+        peers = listed(peers, "peers")
         if len(peers) != count:
             raise InvalidError(f"{len(peers)} peers; the plan has {count} sources")
-        if permissions is not None and len(permissions) != count:
-            raise InvalidError(f"{len(permissions)} permissions; the plan has {count} sources")
+        given = [0] * count if permissions is None else listed(permissions, "numbers")
+        if len(given) != count:
+            raise InvalidError(f"{len(given)} permissions; the plan has {count} sources")
         arena = Arena()
         with self._using() as pointer, request._lock:
-            pointers = ffi.new("kvf_peer *[]", [peer._of(self._transport) for peer in peers] or 1)
+            pointers = ffi.new("kvf_peer *[]", [self._peer(peer) for peer in peers] or 1)
             options = arena.new("kvf_move_options", way=way, priority=priority)
-            if permissions:
-                options.permissions = arena.numbers("uint64_t", permissions)
+            options.permissions = arena.numbers("uint64_t", given, "a permission")
             made = take(lib.kvf_stage_pull, "kvf_move *", pointer, resource.pointer, pointers, options)
             return StageMove(self, request, made)
 
@@ -290,12 +293,12 @@ class Stage:
             way, priority: as in pull()
             permission: a number from the peer, which the peer's `permit` gets
         """
-        resource = request._get()
+        resource = resource_of(Request, request)
         arena = Arena()
         with self._using() as pointer, request._lock:
             options = arena.new("kvf_move_options", way=way, priority=priority)
-            options.permissions = arena.numbers("uint64_t", [permission])
-            target = peer._of(self._transport)
+            options.permissions = arena.numbers("uint64_t", [permission], "permission")
+            target = self._peer(peer)
             made = take(lib.kvf_stage_push, "kvf_move *", pointer, resource.pointer, source, target, options)
             return StageMove(self, request, made)
 

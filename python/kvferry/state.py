@@ -12,7 +12,7 @@ from typing import Any
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena
 from kvferry._quantities import call, take
-from kvferry.errors import InvalidError
+from kvferry._values import listed, of_type
 
 
 class StateType(enum.IntEnum):
@@ -72,7 +72,10 @@ def state_shape_of(model: StateModel, tp_size: int) -> StateShape:
     Raises NotExpressibleError (a size does not divide), InvalidError, OutOfRangeError.
     """
     found = take(
-        lib.kvf_state_shape_of, "kvf_state_shape", Arena().new("kvf_state_model", **vars(model)), tp_size
+        lib.kvf_state_shape_of,
+        "kvf_state_shape",
+        Arena().new("kvf_state_model", **vars(of_type(StateModel, model))),
+        tp_size,
     )
     return StateShape((found.conv[0], found.conv[1]), tuple(found.temporal)[: found.temporal_dimensions])
 
@@ -82,13 +85,9 @@ def conv_split(type: StateType, shape: StateShape, conv_elem_bytes: int, ssm_ele
 
     Raises NotExpressibleError (the channels cannot be split), UnsupportedError, InvalidError.
     """
-    if len(shape.temporal) > 3:
-        raise InvalidError(f"temporal has {len(shape.temporal)} dimensions; allowed: at most 3")
+    temporal = listed(of_type(StateShape, shape).temporal, "numbers")
     struct = Arena().new(
-        "kvf_state_shape",
-        conv=shape.conv,
-        temporal=list(shape.temporal),
-        temporal_dimensions=len(shape.temporal),
+        "kvf_state_shape", conv=shape.conv, temporal=temporal, temporal_dimensions=len(temporal)
     )
     found = take(lib.kvf_conv_split, "kvf_state_layout", type, struct, conv_elem_bytes, ssm_elem_bytes)
     count = found.projection_count
@@ -103,11 +102,12 @@ def conv_split(type: StateType, shape: StateShape, conv_elem_bytes: int, ssm_ele
 
 def layout_in(layout: StateLayout, arena: Arena) -> Any:
     """A kvf_state_layout *."""
+    dims = listed(of_type(StateLayout, layout).projection_dims, "numbers")
     return arena.new(
         "kvf_state_layout",
-        projection_count=len(layout.projection_dims),
-        projection_dims=list(layout.projection_dims),
-        projection_bytes=list(layout.projection_bytes),
+        projection_count=len(dims),
+        projection_dims=dims,
+        projection_bytes=layout.projection_bytes,
         conv_steps=layout.conv_steps,
         conv_bytes=layout.conv_bytes,
         ssm_bytes=layout.ssm_bytes,
@@ -122,8 +122,9 @@ def local_projection_runs(local: StateLayout) -> list[ByteRun]:
     """Where each projection lies in the local conv state."""
     arena = Arena()
     runs = ffi.new("kvf_byte_run[]", lib.KVF_MAX_PROJECTIONS)
-    lib.kvf_local_projection_runs(layout_in(local, arena), runs)
-    return _runs(runs, len(local.projection_dims))
+    layout = layout_in(local, arena)
+    lib.kvf_local_projection_runs(layout, runs)
+    return _runs(runs, layout.projection_count)
 
 
 def remote_projection_runs(local: StateLayout, tp_ratio: int, local_offset: int) -> list[ByteRun]:
@@ -137,8 +138,9 @@ def remote_projection_runs(local: StateLayout, tp_ratio: int, local_offset: int)
     """
     arena = Arena()
     runs = ffi.new("kvf_byte_run[]", lib.KVF_MAX_PROJECTIONS)
-    call(lib.kvf_remote_projection_runs, layout_in(local, arena), tp_ratio, local_offset, runs)
-    return _runs(runs, len(local.projection_dims))
+    layout = layout_in(local, arena)
+    call(lib.kvf_remote_projection_runs, layout, tp_ratio, local_offset, runs)
+    return _runs(runs, layout.projection_count)
 
 
 def physical_blocks_per_logical(conv_bytes: int, ssm_bytes: int, block_bytes: int) -> int:

@@ -25,6 +25,7 @@ from kvferry._quantities import (
     take_text,
     take_two_lists,
 )
+from kvferry._values import listed, of_type
 
 
 class CacheKind(enum.IntEnum):
@@ -234,7 +235,7 @@ class Topology(Handle):
     def tp_mapping(self, remote: EngineTransferInfo, kinds: Sequence[CacheKind]) -> TpMapping:
         """Works out the source ranks of every group; `kinds` has one entry for each."""
         resource, arena = self._get(), Arena()
-        mapping = ffi.new("kvf_tp_mapping *")
+        mapping, kinds = ffi.new("kvf_tp_mapping *"), listed(kinds, "kinds")
         facts, groups = remote_in(remote, arena), kinds_in(kinds, arena)
         call(lib.kvf_tp_mapping_build, resource.pointer, facts, groups, len(kinds), mapping)
         try:
@@ -323,7 +324,7 @@ class Topology(Handle):
 
 def remote_in(remote: EngineTransferInfo, arena: Arena) -> Any:
     """A kvf_engine_transfer_info *."""
-    return arena.new("kvf_engine_transfer_info", **vars(remote))
+    return arena.new("kvf_engine_transfer_info", **vars(of_type(EngineTransferInfo, remote)))
 
 
 def _remote_out(found: Any) -> EngineTransferInfo:
@@ -373,13 +374,13 @@ def detect_layout(
     Args:
         registered_dimensions: of the tensor registered over all layers; 0: none is given
     """
-    arena = Arena()
-    shape = arena.numbers("uint64_t", probe_shape)
+    arena, lengths = Arena(), listed(probe_shape, "numbers")
+    shape = arena.numbers("uint64_t", lengths, "a length")
     found = take(
         lib.kvf_detect_layout,
         "kvf_layout_flags",
         shape,
-        len(probe_shape),
+        len(lengths),
         is_mla,
         is_mamba,
         registered_dimensions,
@@ -389,7 +390,7 @@ def detect_layout(
 
 def region_order(names: Sequence[str]) -> list[str]:
     """Sorts layer names as regions are registered: runs of digits compare as numbers, the rest as text."""
-    arena = Arena()
-    pointers = arena.keep(ffi.new("char const *[]", [arena.text(name) for name in names] or 1))
+    arena, names = Arena(), listed(names, "texts")
+    pointers = arena.texts(names)
     call(lib.kvf_region_order, pointers, len(names))
     return [string(pointers[i]) for i in range(len(names))]

@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, data_at, string, take
+from kvferry._native import Arena, call, data_at, resource_of, seconds_of, string, take
+from kvferry._values import callback, list_of, of_type
 from kvferry.allocating import Allocating
 from kvferry.buffers import (
     Allocations,
@@ -80,6 +81,10 @@ class Finding:
     library: str
     version: str
     ways: list[str]
+
+
+# poll() takes milliseconds as a C int.
+_LONGEST_POLL = 2e6
 
 
 class Direction(enum.IntEnum):
@@ -242,7 +247,7 @@ class Transport(Allocating):
         on_notify: Callable[[Transport, str, bytes], object] | None = None,
         on_peer_lost: Callable[[Transport, Peer, str], object] | None = None,
     ) -> None:
-        endpoint = Endpoint(on_notify, on_peer_lost)
+        endpoint = Endpoint(callback(on_notify), callback(on_peer_lost))
         endpoint.transport = weakref.ref(self)
         arena = Arena()
         settings = with_ucx(settings)
@@ -390,7 +395,7 @@ class Transport(Allocating):
         Raises ParseError (not a card), UnsupportedError (no kind in common), PeerLostError, NotPermittedError.
         """
         with self._using() as pointer:
-            made = take(lib.kvf_transport_connect, "kvf_peer *", pointer, Arena().data(card), len(card))
+            made = take(lib.kvf_transport_connect, "kvf_peer *", pointer, *Arena().data(card))
             return Peer(self, made)
 
     def progress(self) -> bool:
@@ -411,10 +416,11 @@ class Transport(Allocating):
 
     def wait(self, timeout: float) -> None:
         """Sleeps until progress() has something to do, or `timeout` seconds are over; then makes progress."""
+        seconds = min(max(seconds_of(timeout), 0.0), _LONGEST_POLL)  # below 0 is for ever
         poll = select.poll()
         poll.register(self.fileno(), select.POLLIN)
         if not self.progress():
-            poll.poll(max(timeout, 0.0) * 1000)  # below 0 is for ever
+            poll.poll(seconds * 1000)
             self.progress()
 
     def fileno(self) -> int:
@@ -431,8 +437,9 @@ class Transport(Allocating):
         return self._start(request, Direction.WRITE, peers)
 
     def _start(self, request: Request, direction: Direction, peers: Sequence[Peer]) -> Transfer:
-        resource = request._get()
+        resource = resource_of(Request, request)
         count = lib.kvf_plan_source_count(lib.kvf_request_plan(resource.pointer))
+        peers = list_of(Peer, peers)
         if len(peers) != count:
             raise InvalidError(f"{len(peers)} peers; the plan has {count} sources")
         with self._using(), request._lock:
@@ -448,9 +455,10 @@ class Transport(Allocating):
             source: this rank's index in Plan.sources
             peer: the rank that the plan calls local
         """
-        resource = request._get()
+        resource = resource_of(Request, request)
         with self._using(), request._lock:
-            made = take(lib.kvf_transfer_push, "kvf_transfer *", resource.pointer, source, peer._of(self))
+            target = of_type(Peer, peer)._of(self)
+            made = take(lib.kvf_transfer_push, "kvf_transfer *", resource.pointer, source, target)
             return Transfer(self, Move(self._endpoint, request, made))
 
 
@@ -534,7 +542,7 @@ class Peer:
             raise InvalidError("runs are not a one-dimensional array of RUN_DTYPE")
         kept = np.ascontiguousarray(runs).copy()  # must not change while it moves
         with self._using() as pointer:
-            operation = Operation(self._transport, kept, on_done)
+            operation = Operation(self._transport, kept, callback(on_done))
             target = ffi.cast("kvf_run *", kept.ctypes.data)
             number = take(
                 lib.kvf_transport_submit,
@@ -556,7 +564,7 @@ class Peer:
         Raises OutOfRangeError, AgainError (the peer does not drain: progress and repeat), PeerLostError.
         """
         with self._using() as pointer:
-            call(lib.kvf_transport_notify, pointer, Arena().data(data), len(data))
+            call(lib.kvf_transport_notify, pointer, *Arena().data(data))
 
     def close(self) -> None:
         """Ends the connection; what moves ends with CancelledError first. May be called again."""

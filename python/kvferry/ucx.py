@@ -6,6 +6,8 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvferry._values import of_type
+
 SYSTEM = "libucp.so.0"
 """As the system's loader finds it."""
 
@@ -40,7 +42,7 @@ def ucx_libraries() -> list[str]:
 
 def with_ucx(settings: Mapping[str, str] | None) -> dict[str, str]:
     """The settings, with "ucx.library" added if it is missing: the system's UCX, then those of packages."""
-    found = dict(settings or {})
+    found = {} if settings is None else dict(of_type(Mapping, settings))
     if "ucx.library" not in found:
         files = [file for file in ucx_libraries() if ":" not in file]
         if files:

@@ -44,5 +44,5 @@ def test_the_error_names_function_and_argument(where: str, number: int) -> None:
 
 
 def test_a_histogram_names_its_field() -> None:
-    with pytest.raises(OutOfRangeError, match=r"^sum_ns is -1: "):
+    with pytest.raises(OutOfRangeError, match=r"^sum_ns is -1; allowed: 0 to \d+$"):
         Histogram(1, -1, 0, 0, (1,)).quantile(0.5)
