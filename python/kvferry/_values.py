@@ -68,14 +68,14 @@ def encoded(value: Any) -> bytes:
         raise InvalidError(f"text {shown(value)} is not Unicode: {error}") from None
 
 
-def whole_number(value: Any, name: str) -> int:
+def whole_number(value: Any, name: str, allowed: str = "whole numbers") -> int:
     """A whole number, also one of NumPy or an array of a single one; name: what it is, for the error."""
     if not isinstance(value, (bool, np.bool_)):
         try:
             return operator.index(value)
         except TypeError:
             pass
-    raise InvalidError(f"{name} is {shown(value)}, of type {type(value).__name__}; allowed: whole numbers")
+    raise InvalidError(f"{name} is {shown(value)}, of type {type(value).__name__}; allowed: {allowed}")
 
 
 def real_number(value: Any, name: str) -> float:
@@ -115,10 +115,17 @@ def for_c(kind: Any, value: Any, name: str) -> Any:
         return _numbers(kind, value, name) if kind.kind == "array" else real_number(value, name)
     if kind.cname == "_Bool" and isinstance(value, (bool, np.bool_)):
         return bool(value)
-    whole = value if type(value) is int else whole_number(value, name)
+    whole = value if type(value) is int else whole_number(value, name, _allowed(kind))
     if not ends[0] <= whole <= ends[1]:
         raise OutOfRangeError(f"{name} is {shown(whole)}; allowed: {ends[0]} to {ends[1]}")
     return whole
+
+
+@functools.cache
+def _allowed(kind: Any) -> str:
+    if kind.kind != "enum":
+        return "whole numbers"
+    return ", ".join(name for _, name in sorted(kind.elements.items()))
 
 
 def _numbers(kind: Any, given: Any, name: str) -> Any:

@@ -128,7 +128,7 @@ NO_NUMBERS = {
 @pytest.mark.parametrize("value", NO_NUMBERS.values(), ids=NO_NUMBERS.keys())
 @pytest.mark.parametrize("name", NUMBERS)
 def test_what_is_no_whole_number_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(InvalidError, match=rf"^{name} is .*, of type \w+; allowed: whole numbers$"):
+    with pytest.raises(InvalidError, match=rf"^{name} is .*, of type \w+; allowed: (whole numbers|KVF_.*)$"):
         NUMBERS[name](value)
 
 
@@ -145,6 +145,13 @@ def test_whole_numbers_of_numpy_are_taken(value: Any) -> None:
     assert mapped_blocks([value], value) == [9, 10, 11]
     assert Engine(MODEL, GroupSpec(value), tp_size=np.int32(2)).rank_count == 2
     assert PLAN.predict(0, value, CostModel(np.float32(2), np.float64(1.0), 3)).bytes > 0
+
+
+def test_names_of_a_choice_are_told_to_whom_gives_another_name() -> None:
+    with pytest.raises(
+        InvalidError, match=r"^way is 'packed', of type str; allowed: KVF_WAY_AUTO, KVF_WAY_DIRECT, "
+    ):
+        Agent(DECODE, way="packed")  # type: ignore[arg-type]
 
 
 def test_the_error_of_an_index_is_its_own() -> None:
