@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, TypeVar, Union
+from typing import Any, NoReturn, TypeVar, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,7 +140,17 @@ def _freed_by_others(_pointer: Any) -> None:
     """Does nothing: the owner frees its parts."""
 
 
-class Handle:
+class OfOneProcess:
+    """A Python object that stands for one of the library: a copy would be a second owner of it."""
+
+    def __reduce__(self) -> NoReturn:
+        raise InvalidError(
+            f"a {type(self).__name__} can be neither copied nor pickled: pass what it was made from, and make "
+            "another"
+        )
+
+
+class Handle(OfOneProcess):
     """A Python object that stands for an object of the library.
 
     Closing it gives up the Python object; objects that depend on it keep the library's object alive as long as
@@ -299,10 +309,19 @@ def call(function: Any, *arguments: Any) -> None:
     check(result_of(function, *arguments))
 
 
-def take(function: Any, type_name: str, *arguments: Any) -> Any:
-    """Calls a function whose last argument receives a value, and returns that value."""
+def take(function: Any, type_name: str, *arguments: Any, undo: Callable[[Any], object] | None = None) -> Any:
+    """Calls a function whose last argument receives a value, and returns that value.
+
+    undo: called with a pointer that the library gave and that is not returned, because a signal handler raised
+    an exception, such as KeyboardInterrupt: it comes when the call of the library is over.
+    """
     out = _zeroed(type_name)
-    call(function, *arguments, out)
+    try:
+        call(function, *arguments, out)
+    except BaseException:
+        if undo is not None and out[0] != ffi.NULL:
+            undo(out[0])
+        raise
     return out[0]
 
 

@@ -13,10 +13,9 @@ from types import FrameType
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry.buffers import Allocations
+from kvferry.buffers import Allocations, Registered
 from kvferry.errors import ClosedError, InvalidError
 from kvferry.events import LogLine, read_line
-from kvferry.region import Region
 
 
 class Session:
@@ -26,7 +25,7 @@ class Session:
         self.pointer: Any = None
         self.log = log
         self.kept: list[Any] = []
-        self.regions: dict[int, Region] = {}  # registered
+        self.regions = Registered()
         self.allocations = Allocations()
         self.process = os.getpid()
         self.inside: dict[object, tuple[int, FrameType]] = {}  # calls under way: each one's thread and frame

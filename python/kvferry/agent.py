@@ -30,7 +30,6 @@ from kvferry.buffers import (
     Buffer,
     Memory,
     memory_array,
-    refuse_overlap,
     region_for,
     regions_of,
 )
@@ -192,7 +191,12 @@ class Agent(Requests, Events, Looks, Allocating):
             options.convert_groups, options.convert_group_count = arena.texts(names), len(names)
         session.kept.append((arena, resource))
         session.pointer = take(
-            lib.kvf_agent_open, "kvf_agent *", resource.pointer if resource else ffi.NULL, rank, options
+            lib.kvf_agent_open,
+            "kvf_agent *",
+            resource.pointer if resource else ffi.NULL,
+            rank,
+            options,
+            undo=lib.kvf_agent_close,
         )
         self._session = session
         self._shard: Shard | None = engine.shard(rank) if engine is not None else None
@@ -273,11 +277,10 @@ class Agent(Requests, Events, Looks, Allocating):
         """
         found = regions_of(buffers, self._shard)
         regions = [self._session.allocations.at_owner(region) for region in found]
-        with self._session.using() as pointer:
+        with self._session.using() as pointer, self._session.regions.adding(dict(enumerate(regions))):
             self._register(
                 regions, withheld, lambda memory: call(lib.kvf_agent_register, pointer, memory, len(regions))
             )
-            self._session.regions = dict(enumerate(regions))
 
     def _register(
         self, regions: Sequence[Region], withheld: bool | None, register: Callable[[Any], None]
@@ -307,15 +310,12 @@ class Agent(Requests, Events, Looks, Allocating):
         UnsupportedError.
         """
         found = self._session.allocations.at_owner(region_for(region, buffer, self._shard))
-        with self._session.using() as pointer:
-            others = {number: kept for number, kept in self._session.regions.items() if number != region}
-            refuse_overlap(region, found, others)
+        with self._session.using() as pointer, self._session.regions.adding({region: found}):
             self._register(
                 [found],
                 withheld,
                 lambda memory: call(lib.kvf_agent_register_region, pointer, region, memory),
             )
-            self._session.regions[region] = found
 
     def unregister_region(self, region: int) -> None:
         """Takes one region back, at any time: for engines that sleep or move their cache.
@@ -328,7 +328,7 @@ class Agent(Requests, Events, Looks, Allocating):
         """
         with self._session.using() as pointer:
             call(lib.kvf_agent_unregister_region, pointer, region)
-            self._session.regions.pop(region, None)
+            self._session.regions.remove(region)
 
     @property
     def endpoint(self) -> str:

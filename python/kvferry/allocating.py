@@ -10,13 +10,13 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from kvferry._native import take
+from kvferry._native import OfOneProcess, take
 from kvferry.buffers import Allocations, array_bytes
 from kvferry.device import DeviceArray, device_array, place_of
 from kvferry.region import MemoryKind
 
 
-class Allocating(ABC):
+class Allocating(OfOneProcess, ABC):
     """The part of a transport or an agent that allocates memory."""
 
     @property

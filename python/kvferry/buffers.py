@@ -8,11 +8,12 @@ every byte of its memory belongs to the region.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Union
 
@@ -22,7 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from kvferry._binding import ffi, lib
 from kvferry._native import fill
 from kvferry._values import listed, of_type, shown, whole_number
-from kvferry.errors import InvalidError, OutOfRangeError, OverlapError
+from kvferry.errors import InvalidError, KvferryError, OutOfRangeError, OverlapError
 from kvferry.interchange import (
     SupportsCudaArrayInterface,
     SupportsDLPack,
@@ -116,8 +117,7 @@ def _refuse_overlaps(regions: Sequence[Region]) -> None:
             )
 
 
-def refuse_overlap(number: int, region: Region, others: Mapping[int, Region]) -> None:
-    """Raises OverlapError if a region shares memory with one of the others, which are given by number."""
+def _refuse_overlap(number: int, region: Region, others: Mapping[int, Region]) -> None:
     for other, known in others.items():
         if (known.kind, known.device) != (region.kind, region.device):
             continue
@@ -126,6 +126,47 @@ def refuse_overlap(number: int, region: Region, others: Mapping[int, Region]) ->
         )
         if shared > 0:
             raise OverlapError(f"regions {min(number, other)} and {max(number, other)} share {shared} bytes")
+
+
+class Registered:
+    """The memory that a transport or an agent has registered, which Python must keep."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, Region] = {}
+        self._doubtful: list[Mapping[int, Region]] = []
+
+    @contextlib.contextmanager
+    def adding(self, regions: Mapping[int, Region]) -> Iterator[None]:
+        """Keeps regions, by number, from before the library gets them; not if it refuses them.
+
+        If a signal handler raises an exception, such as KeyboardInterrupt, the library may have them: they are
+        kept to the end.
+
+        Raises OverlapError if they share memory with others that are registered.
+        """
+        others = {number: region for number, region in self._at.items() if number not in regions}
+        for number, region in regions.items():
+            _refuse_overlap(number, region, others)
+        self._doubtful.append(regions)
+        try:
+            yield
+            self._at.update(regions)
+        except KvferryError:
+            self._settle(regions)
+            raise
+        self._settle(regions)
+
+    def _settle(self, regions: Mapping[int, Region]) -> None:
+        self._doubtful = [others for others in self._doubtful if others is not regions]
+
+    def remove(self, number: int) -> None:
+        """The library has given a region back."""
+        self._at.pop(number, None)
+
+    def clear(self) -> None:
+        """The library has given all back."""
+        self._at.clear()
+        self._doubtful.clear()
 
 
 def _by_layer(buffers: Mapping[int, Buffer], shard: Shard | None) -> list[Buffer]:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, nanoseconds, resource_of, result_of, string, take
+from kvferry._native import Arena, OfOneProcess, call, nanoseconds, resource_of, result_of, string, take
 from kvferry._values import callback, list_of, listed, of_type
 from kvferry.errors import ClosedError, ExistsError, InvalidError, Status
 from kvferry.events import Way
@@ -86,7 +86,7 @@ def device_copies(given: int | None) -> int:
     return int(lib.KVF_NO_DEVICE_COPIES) if given is None else given
 
 
-class Stage:
+class Stage(OfOneProcess):
     """Moves a rank's requests in fewer, longer operations.
 
     Args:
@@ -163,7 +163,14 @@ class Stage:
         with transport._using() as pointer:
             if transport._endpoint.stage is not None:
                 raise ExistsError("this Transport has a Stage already")
-            self._pointer = take(lib.kvf_stage_open, "kvf_stage *", pointer, shard._get().pointer, options)
+            self._pointer = take(
+                lib.kvf_stage_open,
+                "kvf_stage *",
+                pointer,
+                shard._get().pointer,
+                options,
+                undo=lib.kvf_stage_close,
+            )
             transport._endpoint.stage = self
 
     @property
@@ -271,7 +278,15 @@ class Stage:
             pointers = ffi.new("kvf_peer *[]", [self._peer(peer) for peer in peers] or 1)
             options = arena.new("kvf_move_options", way=way, priority=priority)
             options.permissions = arena.numbers("uint64_t", given, "a permission")
-            made = take(lib.kvf_stage_pull, "kvf_move *", pointer, resource.pointer, pointers, options)
+            made = take(
+                lib.kvf_stage_pull,
+                "kvf_move *",
+                pointer,
+                resource.pointer,
+                pointers,
+                options,
+                undo=lib.kvf_move_free,
+            )
             return StageMove(self, request, made)
 
     def push(
@@ -299,7 +314,16 @@ class Stage:
             options = arena.new("kvf_move_options", way=way, priority=priority)
             options.permissions = arena.numbers("uint64_t", [permission], "permission")
             target = self._peer(peer)
-            made = take(lib.kvf_stage_push, "kvf_move *", pointer, resource.pointer, source, target, options)
+            made = take(
+                lib.kvf_stage_push,
+                "kvf_move *",
+                pointer,
+                resource.pointer,
+                source,
+                target,
+                options,
+                undo=lib.kvf_move_free,
+            )
             return StageMove(self, request, made)
 
     @property

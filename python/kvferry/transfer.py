@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvferry._binding import ffi, lib
-from kvferry._native import over_at, string
+from kvferry._native import OfOneProcess, over_at, string
 from kvferry.errors import Status, error_of
 from kvferry.request import Request
 
@@ -26,7 +26,7 @@ class Freed(Protocol):
         """Frees it, and cancels it if it still moves."""
 
 
-class Moving:
+class Moving(OfOneProcess):
     """The base of transfers and of a stage's moves. It moves while its transport progresses.
 
     Close it (or leave its `with` block) before the request is set again.

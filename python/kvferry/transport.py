@@ -23,20 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, data_at, resource_of, seconds_of, string, take
+from kvferry._native import Arena, OfOneProcess, call, data_at, resource_of, seconds_of, string, take
 from kvferry._values import callback, list_of, of_type
 from kvferry.allocating import Allocating
 from kvferry.buffers import (
     Allocations,
     Buffer,
     Memory,
+    Registered,
     memory_array,
-    refuse_overlap,
     region_for,
     regions_of,
 )
-from kvferry.errors import ClosedError, InvalidError, Status
-from kvferry.region import Region
+from kvferry.errors import ClosedError, InvalidError, KvferryError, Status
 from kvferry.request import RUN_DTYPE, Request
 from kvferry.transfer import Freed, Move, Transfer
 from kvferry.ucx import with_ucx
@@ -122,14 +121,14 @@ class Endpoint:
         self.on_peer_lost = on_peer_lost
         self.raised: BaseException | None = None  # by a callback, for progress() to raise
         self.kept: list[Any] = []
-        self.regions: dict[int, Region] = {}  # registered
+        self.regions = Registered()
         self.allocations = Allocations()
         self.transport: Callable[[], Transport | None] = lambda: None
         # Peers keep their transport, so the transport must not keep them.
         self.peers: weakref.WeakValueDictionary[int, Peer] = weakref.WeakValueDictionary()
         self.moves: set[Move] = set()
         self.forgotten: deque[Freed] = deque()  # of transfers and moves that Python has dropped
-        self.operations: dict[int, Operation] = {}
+        self.operations: set[Operation] = set()  # that move, or may
         self.stage: Stage | None = None
         self.context = ffi.new_handle(self)
 
@@ -262,7 +261,13 @@ class Transport(Allocating):
             context=endpoint.context,
         )
         endpoint.kept.append(arena)
-        endpoint.pointer = take(lib.kvf_transport_open, "kvf_transport *", arena.text(kind), options)
+        endpoint.pointer = take(
+            lib.kvf_transport_open,
+            "kvf_transport *",
+            arena.text(kind),
+            options,
+            undo=lib.kvf_transport_close,
+        )
         self._endpoint = endpoint
         self._finalizer = weakref.finalize(self, endpoint.close)
 
@@ -333,9 +338,8 @@ class Transport(Allocating):
         """
         regions = [self._endpoint.allocations.at_owner(region) for region in regions_of(buffers, shard)]
         memory = memory_array(regions, withheld)
-        with self._using() as pointer:
+        with self._using() as pointer, self._endpoint.regions.adding(dict(enumerate(regions))):
             call(lib.kvf_transport_register, pointer, memory, len(regions))
-            self._endpoint.regions = dict(enumerate(regions))
 
     def register_region(
         self, region: int, buffer: Buffer, shard: Shard | None = None, *, withheld: bool | None = None
@@ -349,11 +353,8 @@ class Transport(Allocating):
         UnsupportedError.
         """
         found = self._endpoint.allocations.at_owner(region_for(region, buffer, shard))
-        with self._using() as pointer:
-            others = {number: kept for number, kept in self._endpoint.regions.items() if number != region}
-            refuse_overlap(region, found, others)
+        with self._using() as pointer, self._endpoint.regions.adding({region: found}):
             call(lib.kvf_transport_register_region, pointer, region, memory_array([found], withheld))
-            self._endpoint.regions[region] = found
 
     @property
     def info(self) -> TransportInfo:
@@ -379,7 +380,7 @@ class Transport(Allocating):
         """
         with self._using() as pointer:
             call(lib.kvf_transport_unregister_region, pointer, region)
-            self._endpoint.regions.pop(region, None)
+            self._endpoint.regions.remove(region)
 
     @property
     def card(self) -> bytes:
@@ -444,7 +445,14 @@ class Transport(Allocating):
             raise InvalidError(f"{len(peers)} peers; the plan has {count} sources")
         with self._using(), request._lock:
             pointers = ffi.new("kvf_peer *[]", [peer._of(self) for peer in peers] or 1)
-            made = take(lib.kvf_transfer_start, "kvf_transfer *", resource.pointer, direction, pointers)
+            made = take(
+                lib.kvf_transfer_start,
+                "kvf_transfer *",
+                resource.pointer,
+                direction,
+                pointers,
+                undo=lib.kvf_transfer_free,
+            )
             return Transfer(self, Move(self._endpoint, request, made))
 
     def push(self, request: Request, source: int, peer: Peer) -> Transfer:
@@ -458,11 +466,18 @@ class Transport(Allocating):
         resource = resource_of(Request, request)
         with self._using(), request._lock:
             target = of_type(Peer, peer)._of(self)
-            made = take(lib.kvf_transfer_push, "kvf_transfer *", resource.pointer, source, target)
+            made = take(
+                lib.kvf_transfer_push,
+                "kvf_transfer *",
+                resource.pointer,
+                source,
+                target,
+                undo=lib.kvf_transfer_free,
+            )
             return Transfer(self, Move(self._endpoint, request, made))
 
 
-class Peer:
+class Peer(OfOneProcess):
     """Another endpoint, connected with Transport.connect()."""
 
     def __init__(self, transport: Transport, pointer: Any) -> None:
@@ -544,18 +559,22 @@ class Peer:
         with self._using() as pointer:
             operation = Operation(self._transport, kept, callback(on_done))
             target = ffi.cast("kvf_run *", kept.ctypes.data)
-            number = take(
-                lib.kvf_transport_submit,
-                "kvf_operation",
-                pointer,
-                direction,
-                target,
-                len(kept),
-                lib.python_kvf_done,
-                operation._context,
-            )
-            operation._number = number
-            self._transport._endpoint.operations[number] = operation
+            # Kept from before the call: an exception of a signal handler may come when the runs are under way.
+            self._transport._endpoint.operations.add(operation)
+            try:
+                operation._number = take(
+                    lib.kvf_transport_submit,
+                    "kvf_operation",
+                    pointer,
+                    direction,
+                    target,
+                    len(kept),
+                    lib.python_kvf_done,
+                    operation._context,
+                )
+            except KvferryError:
+                self._transport._endpoint.operations.discard(operation)
+                raise
             return operation
 
     def notify(self, data: bytes) -> None:
@@ -578,7 +597,7 @@ class Peer:
                 self._transport._endpoint.peers.pop(int(ffi.cast("uintptr_t", pointer)), None)
 
 
-class Operation:
+class Operation(OfOneProcess):
     """A batch of runs on its way, see Peer.submit()."""
 
     def __init__(self, transport: Transport, runs: NDArray[np.void], on_done: Any) -> None:
@@ -595,7 +614,7 @@ class Operation:
     def _finish(self, status: int, detail: str) -> None:
         self.status = Status(status)
         self.detail = detail
-        self._endpoint.operations.pop(self._number, None)
+        self._endpoint.operations.discard(self)
         if self._on_done is not None:
             self._on_done(self)
 

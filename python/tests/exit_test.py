@@ -259,3 +259,127 @@ consumer.close()
 assert consumer._session.pointer is None
 """
     )
+
+
+INTERRUPT = """
+import gc, weakref
+import numpy as np
+import kvferry._native
+check = kvferry._native.check
+def interrupt(status):  # Python raises it when the call of the library returns
+    kvferry._native.check = check
+    raise KeyboardInterrupt
+def interrupted(function, *arguments, **options):
+    kvferry._native.check = interrupt
+    try:
+        function(*arguments, **options)
+    except KeyboardInterrupt:
+        return
+    sys.exit(1)
+"""
+
+
+def test_an_interrupted_registration_keeps_the_memory_until_the_end() -> None:
+    run(
+        OPEN
+        + INTERRUPT
+        + """
+def memory(engine):
+    found = [np.zeros(size, np.uint8) for size in engine.shard(0).region_bytes]
+    return found, [weakref.ref(array) for array in found]
+engine = decode_engine(small_model())
+agent, endpoint = Agent(engine), Transport("inproc")
+for opened in (agent, endpoint):
+    given, kept = memory(engine)
+    interrupted(opened.register, given)
+    del given
+    gc.collect()
+    assert all(one() is not None for one in kept)
+    opened.unregister_region(0)
+    given, kept_again = memory(engine)
+    interrupted(opened.register_region, 0, given[0])
+    del given
+    gc.collect()
+    assert kept_again[0]() is not None
+    opened.close()
+    gc.collect()
+    assert all(one() is None for one in kept + kept_again)
+"""
+    )
+
+
+def test_what_was_being_opened_when_the_interrupt_came_is_closed() -> None:
+    run(
+        OPEN
+        + INTERRUPT
+        + """
+from pathlib import Path
+from kvferry import Stage
+def threads():
+    return sorted(Path("/proc/self/task").iterdir())
+engine = decode_engine(small_model())
+before = threads()
+interrupted(Agent, engine)
+assert threads() == before
+stub = Transport("inproc")
+stub.register([stub.allocate(size) for size in engine.shard(0).region_bytes])
+before = threads()
+interrupted(Stage, stub, engine.shard(0), workers=2)
+assert threads() == before
+Stage(stub, engine.shard(0))
+"""
+    )
+
+
+def test_a_transfer_whose_start_was_interrupted_is_ended() -> None:
+    run(
+        OPEN
+        + INTERRUPT
+        + """
+from kvferry import Direction, GroupRequest, Plan, Request
+from coordinates import PREFILL_TABLE
+model = small_model()
+there, here = prefill_engine(model, tp_size=1), decode_engine(model)
+giver, taker = Transport("inproc"), Transport("inproc")
+for one, engine in ((giver, there), (taker, here)):
+    one.register([one.allocate(size) for size in engine.shard(0).region_bytes])
+peer = taker.connect(giver.card)
+request = Request(Plan(here.shard(0), there), [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
+for start in (taker.pull, taker.put):
+    interrupted(start, request, [peer])
+runs, done = request.runs(0), []
+interrupted(peer.submit, Direction.READ, runs, done.append)
+del request, runs  # nothing reads it any more
+gc.collect()
+while not done:
+    taker.progress()
+    giver.progress()
+assert [operation.status.name for operation in done] == ["OK"]
+assert peer.info.bytes_read == 20480
+"""
+    )
+
+
+@pytest.mark.parametrize("do", ["copy.copy", "copy.deepcopy", "pickle.dumps"])
+def test_what_stands_for_an_object_of_the_library_is_neither_copied_nor_pickled(do: str) -> None:
+    run(
+        OPEN
+        + f"""
+import copy, pickle
+from kvferry import InvalidError, Operation, Plan, Request, Stage
+from kvferry.transfer import Transfer
+model = small_model()
+engine = decode_engine(model)
+plan = Plan(engine.shard(0), engine)
+request = Request(plan)
+peer = transport.connect(transport.card)
+move = transport.pull(request, [peer])
+for one in (model, engine, engine.shard(0), plan, request, transport, peer, move, producer):
+    try:
+        {do}(one)
+    except InvalidError as error:
+        assert str(error).startswith(f"a {{type(one).__name__}} can be neither copied nor pickled")
+    else:
+        sys.exit(type(one).__name__)
+"""
+    )
