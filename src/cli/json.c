@@ -81,8 +81,10 @@ int json_write(struct json_object *object, const char *file) {
         result = failure("%s: %s", file, strerror(errno));
     } else {
         bool written = text && fprintf(out, "%s\n", text) > 0;
-        if ((out != stdout && fclose(out) != 0) || !written)
-            result = failure("%s: writing failed", file);
+        if (out == stdout ? fflush(out) != 0 : fclose(out) != 0)
+            written = false;
+        if (!written) /* what standard output does not take is said by main() */
+            result = text && out == stdout ? EXIT_FAILED : failure("%s: writing failed", file);
     }
     json_object_put(object);
     return result;

@@ -75,15 +75,18 @@ refused "shared pages that are too few" 'groups share 1 blocks, but 2 requests o
 refused "an alignment that no shared page can have" 'page-align 99999999999 with 1 kernel blocks is too large' \
     "${hybrid[@]}" --decode share-pages=yes,page-align=99999999999
 
-for words in help "help plan" "plan --help" --help --version plan "plan --json"; do
+for words in help "help plan" "plan --help" --help --version plan "plan --json" \
+    "serve --json --memory-limit 16m --tokens 20 --requests 1"; do
     name="\"$words\" to a full device fails"
     code=0
     # shellcheck disable=SC2086
-    "$KVFERRY" $words >/dev/full 2>"$errors" || code=$?
+    timeout 20 "$KVFERRY" $words >/dev/full 2>"$errors" || code=$?
     if [ "$code" -ne 1 ]; then
         fail "$name" "exit code $code, not 1"
     elif ! grep -q 'writing to standard output failed$' "$errors"; then
         fail "$name" "stderr does not say so"
+    elif [ "$(grep -vc warning: "$errors")" -ne 1 ]; then
+        fail "$name" "stderr says it in $(grep -vc warning: "$errors") sentences"
     else
         pass "$name"
     fi
