@@ -118,7 +118,7 @@ void submit_of_region(uint32_t region, kvf_direction direction, uint32_t bytes, 
     static kvf_run run; /* must last until the batch has ended; there is one batch at a time */
     run = (kvf_run){.local_region = region, .bytes = bytes};
     *noted = (outcome){0};
-    assert_ok(kvf_transport_submit(peer, direction, &run, 1, note, noted, NULL));
+    assert_ok(kvf_transport_submit(peer, direction, &run, 1, note, noted, &noted->operation));
 }
 
 void assert_written(uint32_t bytes) {

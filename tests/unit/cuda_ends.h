@@ -51,6 +51,7 @@ uint32_t written(uint32_t begin, uint32_t end);
 void assert_written(uint32_t bytes);
 
 typedef struct outcome {
+    kvf_operation operation; /**< as it was submitted */
     uint32_t calls;
     kvf_status status;
     char detail[512];

@@ -2,12 +2,14 @@
  * Owners, readers and writers of device memory when something is in short supply, changes at a bad moment, or ends
  * while something is under way: nothing is repeated for ever, stays lost for longer than it must, or is left behind.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -33,6 +35,18 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     const int failed = (int)syscall(SYS_clock_gettime, clock, out);
     out->tv_sec += failed ? 0 : ahead_s;
     return failed;
+}
+
+static bool no_room; /* in any socket, for what is sent */
+
+/* The same. */
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
+ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
+    if (no_room) {
+        errno = EAGAIN;
+        return -1;
+    }
+    return syscall(SYS_sendmsg, socket, message, flags);
 }
 
 /* ---- a process without free descriptors --------------------------------------------------------- */
@@ -70,6 +84,28 @@ static void a_writer_whose_generation_rises_tells_its_memory_anew(void **state) 
     assert_int_equal(noted.calls, 1);
     assert_int_equal(noted.status, KVF_OK);
     assert_written(BYTES);
+    both_close();
+}
+
+/* The owner has been asked for nothing yet, so nothing has to be waited for. */
+static void a_write_that_is_cancelled_before_the_owner_was_asked_ends_at_once(void **state) {
+    (void)state;
+    outcome noted;
+    both_open();
+    run_rounds();
+    no_room = true;
+    submit_of_writer(KVF_WRITE, BYTES, &noted);
+    assert_ok(kvf_transport_progress(writer.transport, NULL));
+    assert_int_equal(noted.calls, 0);
+    assert_ok(kvf_transport_cancel(writer.transport, noted.operation));
+    assert_ok(kvf_transport_progress(writer.transport, NULL));
+    assert_int_equal(noted.calls, 1);
+    assert_int_equal(noted.status, KVF_E_CANCELLED);
+    no_room = false;
+    run_rounds();
+    assert_int_equal(written(0, BYTES), 0);
+    write_well();
+    assert_int_equal(noted.calls, 1);
     both_close();
 }
 
@@ -647,6 +683,7 @@ int main(int argument_count, char **arguments) {
         return 77;
     }
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_write_that_is_cancelled_before_the_owner_was_asked_ends_at_once),
         cmocka_unit_test(a_region_on_another_device_than_when_the_peer_was_connected_needs_a_new_connection),
         cmocka_unit_test(a_writer_whose_generation_rises_tells_its_memory_anew),
         cmocka_unit_test(an_owner_that_could_not_connect_back_tries_again),
