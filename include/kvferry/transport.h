@@ -241,7 +241,8 @@ KVF_API const char *kvf_transport_kind_name(uint32_t i);
 
 /**
  * Allocates memory of a kind that same-host peers can map, if a transport here gives such memory, or else plain memory:
- * page aligned, zeroed, freed by kvf_transport_close().
+ * zeroed, freed by kvf_transport_close(), and page aligned; CUDA memory takes multiples of 2 MiB, and is aligned to 256
+ * bytes at least.
  *
  * @param device  of the kind; 0 for the host
  * @return KVF_OK, KVF_E_INVALID (0 bytes, no such kind, a device of the host), KVF_E_UNSUPPORTED (no transport here

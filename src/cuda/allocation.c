@@ -17,16 +17,25 @@ kvf_status kvf_cuda_zero(uint32_t device, CUdeviceptr address, uint64_t bytes) {
     return kvf_cuda_status(cuda, result, "zeroing memory of a device");
 }
 
+/* The driver cuts small allocations out of blocks of this size, and lets other processes open whole blocks only: then
+ * they would reach other memory of ours, too. */
+#define BLOCK_BYTES (2u << 20)
+
 kvf_status kvf_cuda_allocate(uint32_t device, uint64_t bytes, CUdeviceptr *out) {
     const kvf_cuda *cuda;
+    uint64_t blocks;
+    if (!kvf_add(bytes, BLOCK_BYTES - 1, &blocks))
+        return kvf_fail(KVF_E_NOMEM, "%llu bytes of a device are more than there can be",
+                        (unsigned long long)bytes);
+    blocks -= blocks % BLOCK_BYTES;
     kvf_status status = kvf_cuda_enter(device, &cuda);
     if (status)
         return status;
-    const CUresult result = cuda->cuMemAlloc_v2(out, bytes);
+    const CUresult result = cuda->cuMemAlloc_v2(out, blocks);
     kvf_cuda_leave(cuda);
     if (result)
         return kvf_cuda_status(cuda, result, "allocating memory of a device");
-    status = kvf_cuda_zero(device, *out, bytes);
+    status = kvf_cuda_zero(device, *out, blocks);
     if (status)
         kvf_cuda_free(device, *out);
     return status;

@@ -9,7 +9,7 @@
 #include "cuda/driver.h"
 
 /**
- * Allocates memory of a device.
+ * Allocates memory of a device, in multiples of 2 MiB, so that who opens it in another process opens nothing else.
  *
  * @param out  receives its address; the caller frees it by kvf_cuda_free()
  * @return KVF_OK, KVF_E_NOMEM, and the results of kvf_cuda_enter() and kvf_cuda_status()

@@ -94,7 +94,7 @@ static kvf_status allocate_on_device(struct kvf_plain_memory *memory) {
     return status;
 }
 
-/* For fabrics without memory of their own: no other process can map it, but it is page aligned and zeroed too. */
+/* For fabrics without memory of their own: no other process can map it, but it is aligned and zeroed too. */
 static kvf_status allocate_plain(kvf_transport *transport, kvf_memory_kind kind, uint32_t device,
                                  uint64_t bytes, void **out) {
     struct kvf_plain_memory *memory = kvf_alloc(1, sizeof *memory);

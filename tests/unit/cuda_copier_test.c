@@ -17,6 +17,7 @@
 
 #include <kvferry/device.h>
 
+#include "cuda/allocation.h"
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
 #include "cuda/hasher.h"
@@ -837,6 +838,21 @@ static void the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair(void
     assert_int_equal(cuda->cuThreadExchangeStreamCaptureMode(&mode), 0);
 }
 
+/* ---- memory that peers open ------------------------------------------------------------------------- */
+
+/* A driver cuts smaller allocations out of blocks of 2 MiB, and a peer would open the whole block. */
+static void memory_for_peers_shares_its_block_with_no_other(void **unused) {
+    (void)unused;
+    CUdeviceptr address;
+    kvf_cuda_place place;
+    assert_int_equal(kvf_cuda_allocate(0, 100, &address), KVF_OK);
+    assert_int_equal(kvf_cuda_place_of(0, address, 100, &place), KVF_OK);
+    assert_int_equal(place.offset, 0);
+    assert_int_equal(place.bytes, 2 << 20);
+    kvf_cuda_free(0, address);
+    assert_int_equal(kvf_cuda_allocate(0, UINT64_MAX, &address), KVF_E_NOMEM);
+}
+
 /* ---- devices that reach each other ---------------------------------------------------------------- */
 
 /* Hardware may limit how many others a device reaches. Then whatever chose this way must find another. */
@@ -890,6 +906,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_small_copy_gets_only_the_blocks_that_have_work),
         cmocka_unit_test(opening_and_closing_a_copier_leave_a_capture_alone),
         cmocka_unit_test(the_mode_of_the_engines_thread_is_as_it_was_after_the_last_pair),
+        cmocka_unit_test(memory_for_peers_shares_its_block_with_no_other),
         cmocka_unit_test(a_device_that_reaches_too_many_others_is_unsupported),
     };
     (void)setenv("FAKE_CUDA_MULTIPROCESSORS", MULTIPROCESSORS, 1);
