@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import operator
 import reprlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,6 +49,13 @@ def listed(values: Any, of: str = "values") -> list[Any]:
         return list(values)
     except TypeError:
         raise wrong_type(values, f"a list of {of}") from None
+
+
+def mapping_of(values: Any) -> Mapping[Any, Any]:
+    """What a caller gave as a mapping."""
+    if not isinstance(values, Mapping):
+        raise wrong_type(values, "a mapping")
+    return values
 
 
 def callback(function: Callable[..., object] | None) -> Any:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Resource, call, data_at, nanoseconds, resource_of, string, take
 from kvferry._session import Session
-from kvferry._values import callback, listed, of_type
+from kvferry._values import callback, listed, mapping_of
 from kvferry.agent_events import Events
 from kvferry.agent_looks import Looks
 from kvferry.agent_requests import Requests
@@ -143,7 +143,7 @@ class Agent(Requests, Events, Looks, Allocating):
         session = Session(callback(log))
         self._automatic = transport == "auto"
         resource: Resource | None = resource_of(Engine, engine) if engine is not None else None
-        given_facts = {} if facts is None else of_type(dict, facts)
+        given_facts = {} if facts is None else mapping_of(facts)
         lines = "".join(f"{name}: {value}\n" for name, value in given_facts.items())
         arena = Arena()
         settings = with_ucx(settings)

@@ -46,7 +46,8 @@ class KeyGrant:
 
 def grant_fields(grant: KeyGrant, arena: Arena) -> dict[str, Any]:
     """The fields of a kvf_key_grant."""
-    begin, end = ends((0, 0) if of_type(KeyGrant, grant).ranks is None else grant.ranks)
+    ranks = of_type(KeyGrant, grant).ranks
+    begin, end = ends((0, 0) if ranks is None else ranks)
     return {
         "struct_size": ffi.sizeof("kvf_key_grant"),
         "public_key": arena.text(grant.public_key),

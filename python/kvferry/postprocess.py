@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Ids, call, fill, take
-from kvferry._values import list_of, listed, of_type
+from kvferry._values import list_of, listed, mapping_of, of_type
 from kvferry.buffers import Buffer, region_of
 from kvferry.errors import InvalidError, UnsupportedError
 from kvferry.region import MemoryKind
@@ -239,8 +239,7 @@ def copy_blocks(
     """
     if not isinstance(direction, str) or direction not in DIRECTIONS:
         raise InvalidError(f"direction is {direction!r}; allowed: {', '.join(map(repr, DIRECTIONS))}")
-    of_type(Mapping, source), of_type(Mapping, destination)
-    arena = Arena()
+    arena, source, destination = Arena(), mapping_of(source), mapping_of(destination)
     from_ids, from_count = arena.ids(source_ids)
     to_ids, to_count = arena.ids(destination_ids)
     return int(

@@ -398,13 +398,13 @@ class Schedule(Handle):
         """Takes in the result of a workers' step, from Aggregator.step() or the engine's own aggregation."""
         resource, arena = self._get(), Arena()
         aggregate = of_type(Aggregate, aggregate)
-        invalid = sorted(list_of(GroupBlock, aggregate.invalid))
+        blocks = sorted(list_of(GroupBlock, aggregate.invalid))
         struct = arena.new(
             "kvf_aggregate",
             output=NO_WORKER if aggregate.output is None else aggregate.output,
             expected=aggregate.expected,
-            invalid=blocks_in(invalid, arena),
-            invalid_count=len(invalid),
+            invalid=blocks_in(blocks, arena),
+            invalid_count=len(blocks),
         )
         for field in ("sent", "received", "failed", "forgotten"):
             keys = listed(getattr(aggregate, field), "keys")

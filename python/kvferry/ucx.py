@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvferry._values import of_type
+from kvferry._values import mapping_of
 
 SYSTEM = "libucp.so.0"
 """As the system's loader finds it."""
@@ -42,7 +42,7 @@ def ucx_libraries() -> list[str]:
 
 def with_ucx(settings: Mapping[str, str] | None) -> dict[str, str]:
     """The settings, with "ucx.library" added if it is missing: the system's UCX, then those of packages."""
-    found = {} if settings is None else dict(of_type(Mapping, settings))
+    found = {} if settings is None else dict(mapping_of(settings))
     if "ucx.library" not in found:
         files = [file for file in ucx_libraries() if ":" not in file]
         if files:
