@@ -367,8 +367,8 @@ class Requests:
             after: as in hold(): the chunk is ready then, and later calls take effect after it
             records: further records of the push
 
-        Raises NotFoundError (the ticket has ended: its event says how), OutOfRangeError (out of order, or blocks
-        that do not reach over the chunk), ExistsError (a block is being filled).
+        Raises NotFoundError (the ticket has ended: its event says how), OutOfRangeError (out of order, or
+        blocks that do not reach over the chunk), ExistsError (a block is being filled).
         """
         arena, (begin, end) = Arena(), ends(chunk)
         blocks = None if blocks is None else listed(blocks, "block tables")
