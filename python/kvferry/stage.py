@@ -426,10 +426,12 @@ class _Move:
                 return
             if self.look().status == Status.IN_PROGRESS:
                 self.status = Status.CANCELLED
-            lib.kvf_move_free(self.pointer)
-            self.pointer = None
-            self._request._moving -= 1
-            self._moves.discard(self)
+            try:
+                lib.kvf_move_free(self.pointer)
+            finally:  # a signal handler's exception comes when it is freed
+                self.pointer = None
+                self._request._moving -= 1
+                self._moves.discard(self)
 
 
 class StageMove(Moving):

@@ -120,10 +120,12 @@ class Move:
             status, size, runs = self.look()
             self._last = (Status.CANCELLED if status == Status.IN_PROGRESS else status, size, runs)
             self._detail = self.detail
-            lib.kvf_transfer_free(self.pointer)
-            self.pointer = None
-            self._request._moving -= 1
-            self.endpoint.moves.discard(self)
+            try:
+                lib.kvf_transfer_free(self.pointer)
+            finally:  # a signal handler's exception comes when it is freed
+                self.pointer = None
+                self._request._moving -= 1
+                self.endpoint.moves.discard(self)
 
 
 class Transfer(Moving):

@@ -153,14 +153,16 @@ class Endpoint:
             if self.stage is not None:
                 self.stage.close()
             with self.calling_back():
-                lib.kvf_transport_close(self.pointer)
-            self.pointer = None
-            for peer in list(self.peers.values()):
-                peer._pointer = None
-            self.peers.clear()
-            self.operations.clear()
-            self.kept.clear()
-            self.regions.clear()
+                try:
+                    lib.kvf_transport_close(self.pointer)
+                finally:  # a signal handler's exception comes when the endpoint is closed
+                    self.pointer = None
+                    for peer in list(self.peers.values()):
+                        peer._pointer = None
+                    self.peers.clear()
+                    self.operations.clear()
+                    self.kept.clear()
+                    self.regions.clear()
 
     @contextlib.contextmanager
     def calling_back(self) -> Iterator[None]:

@@ -383,3 +383,57 @@ for one in (model, engine, engine.shard(0), plan, request, transport, peer, move
         sys.exit(type(one).__name__)
 """
     )
+
+
+def test_what_was_being_closed_when_the_interrupt_came_is_not_closed_twice() -> None:
+    run(
+        OPEN
+        + """
+import kvferry.stage, kvferry.transfer, kvferry.transport
+from kvferry import GroupRequest, Plan, Request, Stage
+from coordinates import PREFILL_TABLE
+lib = kvferry.transport.lib
+class Interrupting:  # Python raises the exception when the call of the library returns
+    def __init__(self, name):
+        self.name = name
+    def __getattr__(self, name):
+        function = getattr(lib, name)
+        def interrupted(*arguments):
+            function(*arguments)
+            raise KeyboardInterrupt
+        return interrupted if name == self.name else function
+def interrupt(module, name, close):
+    module.lib = Interrupting(name)
+    try:
+        close()
+    except KeyboardInterrupt:
+        module.lib = lib
+        close()
+    else:
+        sys.exit(name)
+model = small_model()
+there, here = prefill_engine(model, tp_size=1), decode_engine(model)
+def pair():
+    endpoints = Transport("inproc"), Transport("inproc")
+    for one, engine in zip(endpoints, (there, here)):
+        one.register([one.allocate(size) for size in engine.shard(0).region_bytes])
+    return endpoints
+wanted = [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)]
+request = Request(Plan(here.shard(0), there), wanted)
+giver, taker = pair()
+stages = Stage(giver, there.shard(0)), Stage(taker, here.shard(0))
+peer = taker.connect(giver.card)
+stages[1].join(peer)
+stages[0].join(giver.connect(taker.card))
+interrupt(kvferry.transfer, "kvf_transfer_free", taker.pull(request, [peer]).close)
+request.set(wanted)
+interrupt(kvferry.stage, "kvf_move_free", stages[1].pull(request, [peer]).close)
+request.set(wanted)
+interrupt(kvferry.stage, "kvf_stage_close", stages[1].close)
+interrupt(kvferry.transport, "kvf_peer_close", peer.close)
+other = taker.connect(giver.card)
+interrupt(kvferry.transport, "kvf_transport_close", taker.close)
+assert other.closed
+other.close()
+"""
+    )
