@@ -37,13 +37,16 @@ int clock_gettime(clockid_t clock, struct timespec *out) {
     return failed;
 }
 
-static bool no_room; /* in any socket, for what is sent */
+/* ---- a kernel that takes no message --------------------------------------------------------------- */
 
-/* The same. */
+static bool no_room;   /* in any socket, for what is sent */
+static int no_buffers; /* so many messages find no memory */
+
 /* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
 ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
-    if (no_room) {
-        errno = EAGAIN;
+    if (no_room || no_buffers > 0) {
+        errno = no_room ? EAGAIN : ENOBUFS;
+        no_buffers -= !no_room;
         return -1;
     }
     return syscall(SYS_sendmsg, socket, message, flags);
@@ -317,6 +320,19 @@ static void an_owner_without_memory_to_hear_us_lives(void **state) {
     memory.fail_at = 0;
     ahead_s = 0;
     run_rounds();
+    assert_int_equal(writer.lost, 1);
+    assert_true(kvf_peer_lives(peer));
+    assert_non_null(strstr(writer.lost_detail, "no memory or descriptor"));
+    both_close();
+}
+
+/* The kernel has no memory for the answer to our greeting. We once waited for it for ever. */
+static void an_owner_that_cannot_answer_us_refuses_us(void **state) {
+    (void)state;
+    both_open();
+    no_buffers = 1;
+    run_rounds();
+    assert_int_equal(no_buffers, 0);
     assert_int_equal(writer.lost, 1);
     assert_true(kvf_peer_lives(peer));
     assert_non_null(strstr(writer.lost_detail, "no memory or descriptor"));
@@ -697,6 +713,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
         cmocka_unit_test_teardown(an_owner_without_memory_to_hear_us_lives, stop_counting_memory),
+        cmocka_unit_test(an_owner_that_cannot_answer_us_refuses_us),
         cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
         cmocka_unit_test(memory_is_freed_once_no_other_process_has_it_mapped),

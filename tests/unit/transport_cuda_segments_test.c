@@ -3,11 +3,13 @@
  * in the reader's order, nothing stays mapped or open, and cards, guests and owners that lie get nothing mapped that
  * is not theirs.
  */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -842,6 +844,43 @@ static void a_guest_gets_each_segment_once_and_in_order(void **state) {
     assert_int_equal(devices_left(), left);
 }
 
+static bool many_descriptors_fly; /* as many as the user may have in messages that were not received */
+
+/* Found before the C library's. */
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's begin with __ */
+ssize_t sendmsg(int socket, const struct msghdr *message, int flags) {
+    if (many_descriptors_fly && message->msg_controllen > 0) {
+        errno = ETOOMANYREFS;
+        return -1;
+    }
+    return syscall(SYS_sendmsg, socket, message, flags);
+}
+
+/* It once got no answer, and waited for ever. */
+static void a_guest_to_which_no_segment_can_be_sent_is_refused(void **state) {
+    (void)state;
+    const kvf_cuda_fetch message = {.header = {CUDA_FETCH, 4}};
+    const CUdeviceptr segments = device_segments(0, GUESTED, SHARED);
+    const kvf_memory memory = {.struct_size = sizeof memory,
+                               .address = (void *)(uintptr_t)segments,
+                               .bytes = GUESTED,
+                               .kind = KVF_MEMORY_CUDA};
+    kvf_cuda_packet packet;
+    assert_ok(kvf_transport_open("cuda", NULL, &guested));
+    assert_ok(kvf_transport_register(guested, &memory, 1));
+    const int fd = open_guest();
+    many_descriptors_fly = true;
+    assert_ok(kvf_cuda_wire_send(fd, &message, sizeof message));
+    guest_rounds();
+    many_descriptors_fly = false;
+    assert_ok(kvf_cuda_wire_receive(fd, &packet));
+    assert_int_equal(packet.as.header.kind, CUDA_REFUSED);
+    assert_int_equal(packet.as.header.count, CUDA_REFUSED_SHORT);
+    leave(fd);
+    kvf_transport_close(guested);
+    device_segments_free(segments, GUESTED);
+}
+
 /* A guest that asks and does not read what it asked for. */
 static void a_guest_that_does_not_read_its_segments_is_refused(void **state) {
     (void)state;
@@ -919,6 +958,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_owner_that_sends_other_segments_gets_nothing_mapped),
         cmocka_unit_test(a_guest_gets_each_segment_once_and_in_order),
         cmocka_unit_test(a_guest_that_does_not_read_its_segments_is_refused),
+        cmocka_unit_test(a_guest_to_which_no_segment_can_be_sent_is_refused),
     };
     devices_open();
     if (devices_are_real()) {

@@ -217,8 +217,14 @@ kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes);
  * @return false: another process may have mapped some
  */
 bool kvf_cuda_owner_close(kvf_cuda_endpoint *endpoint, bool wait);
-/** Refuses a client that has violated the protocol. */
-void kvf_cuda_owner_refuse(kvf_cuda_client *client);
+/**
+ * Sends a client what it waits for. If that fails the client is refused, because it would wait for ever: it does not read,
+ * or the kernel has no memory for the message, or there are too many descriptors on their way.
+ *
+ * @param fd  goes with the message, and stays the caller's; -1: none
+ * @return KVF_OK, KVF_E_AGAIN, KVF_E_PEER_LOST, KVF_E_IO
+ */
+kvf_status kvf_cuda_owner_tell(kvf_cuda_client *client, const void *message, size_t bytes, int fd);
 /** Frees a client that is gone and for which nothing is under way. */
 void kvf_cuda_owner_drop(kvf_cuda_client *client);
 

@@ -262,7 +262,7 @@ static kvf_status send_segment(kvf_cuda_client *client, const kvf_cuda_region *r
         segment.has_fabric = 1;
         segment.fabric = handle.fabric;
     }
-    kvf_status status = kvf_cuda_wire_send_with(client->fd, &segment, sizeof segment, handle.fd);
+    kvf_status status = kvf_cuda_owner_tell(client, &segment, sizeof segment, handle.fd);
     kvf_fd_close(&handle.fd);
     client->fetch_segment++;
     client->fetch_offset += segment.bytes;
@@ -289,12 +289,8 @@ bool kvf_cuda_fetch_asked(kvf_cuda_client *client, const kvf_cuda_packet *packet
     const kvf_cuda_region *region = &endpoint->regions[fetch->region];
     if (count > region->segments - kvf_min_u64(region->segments, fetch->first))
         return false;
-    for (uint32_t i = 0; i < count; i++) {
-        const kvf_status status = send_segment(client, region);
-        if (status == KVF_E_AGAIN)
-            kvf_cuda_owner_refuse(client); /* it does not read what it asked for */
-        if (status)
+    for (uint32_t i = 0; i < count; i++)
+        if (send_segment(client, region))
             break;
-    }
     return true;
 }

@@ -59,8 +59,11 @@ static void refuse(kvf_cuda_client *client, kvf_cuda_refusal why, uint64_t numbe
     stop_reading(client, "the writer was refused");
 }
 
-void kvf_cuda_owner_refuse(kvf_cuda_client *client) {
-    refuse(client, CUDA_REFUSED_PROTOCOL, 0);
+kvf_status kvf_cuda_owner_tell(kvf_cuda_client *client, const void *message, size_t bytes, int fd) {
+    const kvf_status status = kvf_cuda_wire_send_with(client->fd, message, bytes, fd);
+    if (status)
+        refuse(client, CUDA_REFUSED_SHORT, 0);
+    return status;
 }
 
 static bool take_in(kvf_cuda_endpoint *endpoint, int fd, pid_t process) {
@@ -156,7 +159,7 @@ static void take_hello(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
     memcpy(client->name, hello->name, sizeof client->name);
     client->name[sizeof client->name - 1] = '\0';
     kvf_fences_see(&endpoint->fences, client->from);
-    (void)kvf_cuda_wire_send(client->fd, &ready, sizeof ready);
+    (void)kvf_cuda_owner_tell(client, &ready, sizeof ready, -1);
 }
 
 static void take_notice(kvf_cuda_client *client, const kvf_cuda_packet *packet) {

@@ -145,8 +145,8 @@ static void answer(kvf_cuda_client *client, uint64_t number, kvf_status status, 
     client->asked--;
     if (status == KVF_E_UNSUPPORTED)
         kvf_fences_send_on(&client->endpoint->fences, client->from);
-    if (!client->refused && !client->gone && kvf_cuda_wire_send(client->fd, &written, sizeof written))
-        kvf_cuda_owner_refuse(client); /* it does not read its answers */
+    if (!client->refused && !client->gone)
+        (void)kvf_cuda_owner_tell(client, &written, sizeof written, -1);
 }
 
 /* If memory is no longer registered, the writer must tell of it anew. */
