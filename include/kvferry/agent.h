@@ -751,8 +751,13 @@ typedef struct kvf_command {
         *asker; /**< in events: the public key of the asker, Z85; "" without keys. Not used by kvf_ask() */
 } kvf_command;
 
-/** What happened. Pointers are valid until the next call of kvf_agent_next_event() by any thread, also if there is no
- * event then. So threads that share this work need a lock of their own, from the call until they have read the event. */
+/**
+ * What happened. Pointers are valid until the next call of kvf_agent_next_event() by any thread, also if there is no
+ * event then. So threads that share this work need a lock of their own, from the call until they have read the event.
+ *
+ * No event of a request is left out for want of memory, but it may then have its ticket only: no `id`, `engine` or
+ * `invalid`, and no `recompute`.
+ */
 typedef struct kvf_event {
     size_t struct_size; /**< sizeof(kvf_event), set by the caller */
     kvf_event_kind kind;

@@ -9,6 +9,7 @@
 #include "agent/trace.h"
 
 #define DRAINED_BYTES 112u /* of the sentence about a drain */
+#define NO_SENTENCE "no memory for the sentence that says why"
 
 struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */
@@ -171,7 +172,8 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
         return;
     *reserved = NULL;
     bool destination = ticket->kind == KVF_REQUEST_PULL || ticket->kind == KVF_REQUEST_EXPECT;
-    bool invalid = kind == KVF_EVENT_FAILED && destination && ticket->groups;
+    bool failed = kind == KVF_EVENT_FAILED;
+    bool invalid = failed && destination && ticket->groups;
     size_t ids = invalid ? count_invalid(ticket) : 0;
     size_t lists = invalid ? ticket->group_count : 0;
     const char *engine = ticket->peer_engine         ? ticket->peer_engine
@@ -183,19 +185,17 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
         kvf_trace_told(ticket, engine);
     if (blocks_free)
         kvf_trace_reach(ticket, KVF_MOMENT_FREED);
-    node->event =
-        (kvf_event){.kind = kind,
-                    .request_kind = ticket->kind,
-                    .ticket = ticket->number,
-                    .status = kind == KVF_EVENT_FAILED ? ticket->status : KVF_OK,
-                    .detail = "",
-                    .engine = "",
-                    .rank = ticket->peer_rank,
-                    .blocks_free = blocks_free,
-                    .bytes = ticket->bytes,
-                    .runs = ticket->runs,
-                    .bytes_packed = ticket->packed,
-                    .recompute = kind == KVF_EVENT_FAILED && agent->options.policy == KVF_FAILURE_RECOMPUTE};
+    node->event = (kvf_event){.kind = kind,
+                              .request_kind = ticket->kind,
+                              .ticket = ticket->number,
+                              .status = failed ? ticket->status : KVF_OK,
+                              .detail = failed ? NO_SENTENCE : "",
+                              .engine = "",
+                              .rank = ticket->peer_rank,
+                              .blocks_free = blocks_free,
+                              .bytes = ticket->bytes,
+                              .runs = ticket->runs,
+                              .bytes_packed = ticket->packed};
     if (destination && kind == KVF_EVENT_DONE) {
         node->records = ticket->records;
         ticket->records = (kvf_records){0};
@@ -217,7 +217,10 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
             memcpy(at, ticket->id, ticket->id_bytes);
         at += ticket->id_bytes;
         node->event.engine = put_text(&at, engine);
-        node->event.detail = kind == KVF_EVENT_FAILED ? put_text(&at, ticket->detail) : "";
+        if (failed && ticket->detail)
+            node->event.detail = put_text(&at, ticket->detail);
+        /* Without the list of blocks the engine would keep invalid ones: then the request must fail. */
+        node->event.recompute = failed && agent->options.policy == KVF_FAILURE_RECOMPUTE;
     }
     append(agent, node);
 }

@@ -295,6 +295,35 @@ static void news_of_a_peer_without_memory_are_left_out(void **state) {
     world_close(&s.w);
 }
 
+/* Its event once had an empty sentence, and said that blocks were to be recomputed without naming any. */
+static void a_failure_without_memory_for_its_event_has_nothing_to_recompute(void **state) {
+    (void)state;
+    static scene s;
+    uint32_t without_id = 0, with_blocks = 0;
+    bool refused = true;
+    open_counted(&s);
+    kvf_agent *d = s.w.d.agents[0];
+    for (size_t n = 1; refused; n++) {
+        world_request_make(&s.w, &s.w.d, "a", 40, 8, 1, &s.wanted);
+        s.wanted.request.deadline_ns = 100 * LEASE;
+        world_pull(&s.w.d, &s.wanted, &s.w.p, s.in);
+        world_run_for(&s.w, 10 * MS);
+        s.memory.calls = 0;
+        s.memory.fail_at = n;
+        assert_ok(kvf_agent_cancel(d, s.in[0]));
+        s.memory.fail_at = 0;
+        refused = s.memory.calls >= n;
+        const world_outcome *o = world_failed(&s.w, d, s.in[0], KVF_E_CANCELLED);
+        assert_int_equal(o->recompute, o->group_count > 0);
+        with_blocks += o->group_count > 0;
+        without_id += o->id_bytes == 0;
+        world_quiet(&s.w);
+    }
+    assert_int_equal(without_id, 1);
+    assert_true(with_blocks > 0);
+    world_close(&s.w);
+}
+
 static void a_drain_without_memory_for_its_event_does_not_begin(void **state) {
     (void)state;
     static scene s;
@@ -328,6 +357,8 @@ int main(void) {
         cmocka_unit_test_teardown(a_heartbeat_without_memory_is_made_up_for_by_the_next,
                                   stop_counting_memory),
         cmocka_unit_test_teardown(news_of_a_peer_without_memory_are_left_out, stop_counting_memory),
+        cmocka_unit_test_teardown(a_failure_without_memory_for_its_event_has_nothing_to_recompute,
+                                  stop_counting_memory),
         cmocka_unit_test_teardown(a_drain_without_memory_for_its_event_does_not_begin, stop_counting_memory),
     };
     return cmocka_run_group_tests_name("agent_short", tests, world_is_simulated, world_is_real);
