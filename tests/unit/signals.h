@@ -17,11 +17,12 @@
 static _Thread_local bool signals_come;
 static _Thread_local unsigned signals_phase;
 
-__attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t count, int timeout_ms) {
+/* Visible, so that libraries call it. */
+__attribute__((visibility("default"))) int poll(struct pollfd *fds, nfds_t nfds, int timeout) {
     static const struct timespec none = {0};
-    const struct timespec left = {.tv_sec = timeout_ms / 1000, .tv_nsec = timeout_ms % 1000 * 1000000L};
+    const struct timespec left = {.tv_sec = timeout / 1000, .tv_nsec = timeout % 1000 * 1000000L};
     const bool ends = signals_come && signals_phase++ % SIGNALS_PHASES != 0;
-    const int ready = ppoll(fds, count, ends ? &none : timeout_ms < 0 ? NULL : &left, NULL);
+    const int ready = ppoll(fds, nfds, ends ? &none : timeout < 0 ? NULL : &left, NULL);
     if (!ends || ready != 0)
         return ready;
     errno = EINTR;
