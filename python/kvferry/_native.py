@@ -225,8 +225,14 @@ class Arena:
     def numbers(self, element: str, values: Iterable[Any], name: str = "a number") -> Any:
         """An array of numbers; one that does not fit raises OutOfRangeError. `name`: of one, for errors."""
         kind = ffi.typeof(element)
-        found = [for_c(kind, value, name) for value in listed(values, "numbers")]
-        return self.keep(ffi.new(f"{element}[]", found or 1))
+        given = listed(values, "numbers")
+        found = [value if type(value) is int else for_c(kind, value, name) for value in given]
+        try:
+            return self.keep(ffi.new(f"{element}[]", found or 1))
+        except OverflowError:  # cffi has found that out, but does not say of what
+            for value in found:
+                for_c(kind, value, name)
+            raise
 
     def ids(self, values: Ids) -> tuple[Any, int]:
         """Block ids as uint32_t, and how many; an array of uint32 is not copied."""
@@ -279,7 +285,13 @@ def fill(struct: Any, **fields: Any) -> None:
     kinds = _field_types(ffi.typeof(struct))
     for name, value in fields.items():
         kind = kinds[name]
-        setattr(struct, name, value if kind is None else for_c(kind, value, name))
+        if kind is not None and type(value) is not int:
+            value = for_c(kind, value, name)
+        try:
+            setattr(struct, name, value)
+        except OverflowError:  # cffi has found that out, but does not say of what
+            for_c(kind, value, name)
+            raise
 
 
 @functools.cache
@@ -298,10 +310,21 @@ def _argument_types(function: Any) -> tuple[Any, ...]:
 def result_of(function: Any, *arguments: Any) -> Any:
     """Calls a function of the library; errors name the function and which argument it is."""
     given = list(arguments)
-    for i, kind in enumerate(_argument_types(function)):
-        if kind is not None:
-            given[i] = for_c(kind, given[i], f"{function.__name__}: argument {i + 1}")
-    return function(*given)
+    kinds = _argument_types(function)
+    for i, kind in enumerate(kinds):
+        if kind is not None and type(given[i]) is not int:
+            given[i] = for_c(kind, given[i], _argument_name(function, i))
+    try:
+        return function(*given)
+    except OverflowError:  # cffi has found that out, but does not say of what
+        for i, kind in enumerate(kinds):
+            if kind is not None:
+                for_c(kind, given[i], _argument_name(function, i))
+        raise
+
+
+def _argument_name(function: Any, i: int) -> str:
+    return f"{function.__name__}: argument {i + 1}"
 
 
 def call(function: Any, *arguments: Any) -> None:
