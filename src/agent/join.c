@@ -169,15 +169,6 @@ void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh
     kvf_flows_pump(session);
 }
 
-bool kvf_session_is_to_be_written(const kvf_session *session) {
-    const kvf_source *source;
-    DL_FOREACH(session->sources, source) {
-        if (source->ticket->base.kind == KVF_REQUEST_EXPECT)
-            return true;
-    }
-    return false;
-}
-
 static void on_joined(kvf_call *call, kvf_status status, const kvf_answer *answer) {
     kvf_session *session = call->session;
     session->joining = false;

@@ -10,6 +10,7 @@
 #include "agent/claim.h"
 #include "agent/peers.h"
 #include "agent/remote.h"
+#include "agent/ticket.h"
 #include "link/link_endpoint.h"
 #include "transport/transport.h"
 
@@ -317,6 +318,15 @@ static void check_life(kvf_session *session, uint64_t now) {
         else
             kvf_sessions_due(agent, end);
     }
+}
+
+bool kvf_session_is_to_be_written(const kvf_session *session) {
+    const kvf_source *source;
+    DL_FOREACH(session->sources, source) {
+        if (source->ticket->base.kind == KVF_REQUEST_EXPECT)
+            return true;
+    }
+    return false;
 }
 
 /* A peer that lives has taken memory back, and our requests that wait for it need only its next card. Those that moved by
