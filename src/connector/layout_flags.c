@@ -85,6 +85,9 @@ static int compare_placed(const void *a, const void *b) {
 kvf_status kvf_region_order(const char **names, size_t count) {
     if (!names)
         return kvf_plain_fail(KVF_E_INVALID, "names is NULL");
+    for (size_t i = 0; i < count; i++)
+        if (!names[i])
+            return kvf_plain_fail(KVF_E_INVALID, "names[%zu] is NULL", i);
     placed_name *placed = kvf_alloc(count, sizeof *placed);
     if (!placed)
         return kvf_plain_fail(KVF_E_NOMEM, "no memory for %zu names", count);

@@ -441,6 +441,9 @@ static void names_are_ordered_by_their_numbers(void **state) {
         assert_string_equal(names[i], wanted[i]);
     assert_int_equal(kvf_region_order(names, 0), KVF_OK);
     refused(kvf_region_order(NULL, 1), KVF_E_INVALID, "names is NULL");
+    const char *with_null[] = {"b", NULL, "a"};
+    refused(kvf_region_order(with_null, 3), KVF_E_INVALID, "names[1] is NULL");
+    assert_string_equal(with_null[0], "b");
 }
 
 static void a_layout_is_seen_by_its_probe(void **state) {

@@ -406,7 +406,7 @@ KVF_API kvf_status kvf_completion_notice(const kvf_topology *topology, const kvf
  * Sorts layer names in the order in which regions are registered: runs of digits compare as numbers, the rest as text.
  *
  * @param names  sorted in place
- * @return KVF_OK, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID (a name is NULL), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_region_order(const char **names, size_t count);
 
