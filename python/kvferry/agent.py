@@ -143,8 +143,10 @@ class Agent(Requests, Events, Looks, Allocating):
         session = Session(callback(log))
         self._automatic = transport == "auto"
         resource: Resource | None = resource_of(Engine, engine) if engine is not None else None
-        given_facts = {} if facts is None else mapping_of(facts)
-        lines = "".join(f"{name}: {value}\n" for name, value in given_facts.items())
+        lines = [f"{name}: {value}" for name, value in ({} if facts is None else mapping_of(facts)).items()]
+        for line in lines:
+            if "\n" in line:
+                raise InvalidError(f"fact {line!r} has more than one line")
         arena = Arena()
         settings = with_ucx(settings)
         grants = [KeyGrant(key) if isinstance(key, str) else key for key in listed(allowed_keys, "keys")]
@@ -155,7 +157,7 @@ class Agent(Requests, Events, Looks, Allocating):
             transport=arena.text(transport),
             settings=settings_of(arena, settings),
             setting_count=len(settings),
-            facts=arena.text(lines or None),
+            facts=arena.text("".join(f"{line}\n" for line in lines) or None),
             **key_fields(keys, arena),
             grants=arena.array("kvf_key_grant", [grant_fields(grant, arena) for grant in grants]),
             grant_count=len(grants),

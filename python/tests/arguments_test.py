@@ -247,6 +247,11 @@ def test_text_that_is_not_unicode_is_refused() -> None:
         AGENT.cancel(AGENT.hold("\ud800", STEPS))
 
 
+def test_a_fact_is_one_line() -> None:
+    with pytest.raises(InvalidError, match=r"'weights: a\\nrope: b' has more than one line"):
+        Agent(DECODE, facts={"weights": "a\nrope: b"})
+
+
 @pytest.mark.parametrize("ids", [[2**64 - 1], [2**64 - 1, 1], [2**64 - 1, -1], [2**70]])
 def test_ids_that_no_type_of_numpy_holds_are_out_of_range(ids: list[int]) -> None:
     with pytest.raises(OutOfRangeError, match=r"^id -?\d+; allowed: 0 to 4294967295$"):
