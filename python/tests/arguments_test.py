@@ -65,7 +65,7 @@ class Failing:
         raise RuntimeError("no index today")
 
 
-# What each expects: a whole number.
+# Each takes a whole number.
 NUMBERS: dict[str, Callable[[Any], object]] = {
     "layer_count": lambda value: Model(MODEL.groups, layer_count=value),
     "a layer": lambda value: Model([type(MODEL.groups[0])("g", (value,), MODEL.groups[0].parts)]),

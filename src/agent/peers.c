@@ -5,8 +5,9 @@
 #include "transport/transport.h"
 
 #define MOST_DEPARTED 64u
-#define MOST_NEWS                                                                                            \
-    64u /* engines that greet in a minute; others are details, as a peer may have any number of names */
+/* The log names so many engines that greet in so long a time; further ones are details, as a peer may have any number
+ * of names. */
+#define MOST_NEWS 64u
 #define NEWS_NS (60 * KVF_SECOND)
 
 /* A peer that was lost. */

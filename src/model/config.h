@@ -99,9 +99,9 @@ typedef enum kvf_rule_kind {
     KVF_RULE_WORDS,   /**< `field` lists a word for each layer */
     KVF_RULE_LETTERS, /**< `field` is a text with a letter for each layer */
     KVF_RULE_FLAGS,   /**< `field` lists 0 (`picked`) or 1 (`others`) for each layer */
-    KVF_RULE_PERIOD, /**< the last of every `field` layers is `picked`, and all from layer `second` on, if there is one */
-    KVF_RULE_OFFSET,  /**< layers with i % `field` == `second` are `picked`; the fallbacks when not given */
-    KVF_RULE_BELOW,   /**< layers below `field` are `picked`, when there is a window */
+    KVF_RULE_PERIOD, /**< the last of every `field` layers is `picked`; with `second`, all from that one on */
+    KVF_RULE_OFFSET, /**< layers with i % `field` == `second` are `picked`; the fallbacks when not given */
+    KVF_RULE_BELOW,  /**< layers below `field` are `picked`, when there is a window */
     KVF_RULE_NUMBERS, /**< `field` lists the layers that are `picked`, `second` (may be absent) the others */
 } kvf_rule_kind;
 

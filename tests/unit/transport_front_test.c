@@ -657,7 +657,7 @@ static void costs_are_assumed_by_kind(void **state) {
     assert_string_equal(kvf_cost_assumed(NULL, &other), "shm");
 }
 
-/* What a fabric's part of a card says of regions, where the card has 64 bytes of a cache and an arena of 32 on a device.
+/* Checks a fabric's part of a card. The card has a cache of 64 bytes and, on a device, an arena of 32 bytes.
  * `arenas`: the memory, by bits, where the card has arenas. Returns where it has them by this fabric. */
 static kvf_status check_parts(const uint64_t *part, uint32_t *arenas) {
     uint64_t bytes[2] = {64, 32};

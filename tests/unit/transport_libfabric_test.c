@@ -617,7 +617,7 @@ static void auto_uses_libfabric_only_with_its_network_cards_or_if_a_provider_is_
     run_both(&way, idle_target, automatic_actor, false);
 }
 
-/* What the kernel lists, in the order in which it comes: whether there is a card of EFA or Slingshot by then. */
+/* Devices appear one after the other, and each time it is checked whether a card of EFA or Slingshot is among them. */
 static const struct listed {
     const char *path, *link; /* NULL: a folder */
     bool found;
@@ -747,7 +747,7 @@ static void open_without_fabric(process *side) {
     broken->fi_fabric = whole;
 }
 
-/* Where the provider wants the memory of messages registered, the first notification has it registered. */
+/* The first notification registers the memory of messages, if the provider asks for that. */
 static void unsent_actor(process *side) {
     static struct fi_ops_mr no_memory;
     open_side(side, 0, 2);

@@ -58,7 +58,7 @@ typedef struct kvf_libfabric_library {
     struct kvf_libfabric_library *following;
 } kvf_libfabric_library;
 
-/** Where the kernel lists devices by what they do. */
+/** The folder in which the kernel lists devices by class. */
 #define KVF_LIBFABRIC_DEVICES "/sys/class"
 
 /** Whether there are network cards of EFA or Slingshot. `devices`: KVF_LIBFABRIC_DEVICES, or a folder like it. */
