@@ -20,43 +20,39 @@ static bool was_interrupted(int result) {
     return result < 0 && zmq_errno() == EINTR;
 }
 
+/* Makes a call, again if a signal has ended it. */
+#define REPEAT(result, call)                                                                                 \
+    do                                                                                                       \
+        (result) = (call);                                                                                   \
+    while (was_interrupted(result))
+
 int kvf_zmq_bind(void *socket, const char *address) {
     int result;
-    do
-        result = zmq_bind(socket, address);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_bind(socket, address));
     return result;
 }
 
 int kvf_zmq_connect(void *socket, const char *address) {
     int result;
-    do
-        result = zmq_connect(socket, address);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_connect(socket, address));
     return result;
 }
 
 int kvf_zmq_disconnect(void *socket, const char *address) {
     int result;
-    do
-        result = zmq_disconnect(socket, address);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_disconnect(socket, address));
     return result;
 }
 
 int kvf_zmq_send(void *socket, const void *data, size_t bytes, int flags) {
     int result;
-    do
-        result = zmq_send(socket, data, bytes, ZMQ_DONTWAIT | flags);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_send(socket, data, bytes, ZMQ_DONTWAIT | flags));
     return result < 0 ? zmq_errno() : 0;
 }
 
 int kvf_zmq_send_last(void *socket, zmq_msg_t *frame) {
     int result;
-    do
-        result = zmq_msg_send(frame, socket, ZMQ_DONTWAIT);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_msg_send(frame, socket, ZMQ_DONTWAIT));
     const int error = result < 0 ? zmq_errno() : 0;
     if (error)
         (void)zmq_msg_close(frame);
@@ -66,17 +62,13 @@ int kvf_zmq_send_last(void *socket, zmq_msg_t *frame) {
 bool kvf_zmq_readable(void *socket) {
     int events = 0, result;
     size_t bytes = sizeof events;
-    do
-        result = zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_getsockopt(socket, ZMQ_EVENTS, &events, &bytes));
     return result == 0 && (events & ZMQ_POLLIN);
 }
 
 bool kvf_zmq_receive_frame(void *socket, zmq_msg_t *frame) {
     int result;
-    do
-        result = zmq_msg_recv(frame, socket, ZMQ_DONTWAIT);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_msg_recv(frame, socket, ZMQ_DONTWAIT));
     return result >= 0;
 }
 
@@ -98,9 +90,7 @@ uint32_t kvf_zmq_receive(void *socket, zmq_msg_t *frames, uint32_t capacity) {
 
 static int watch(void *socket, const char *address, int events) {
     int result;
-    do
-        result = zmq_socket_monitor(socket, address, events);
-    while (was_interrupted(result));
+    REPEAT(result, zmq_socket_monitor(socket, address, events));
     return result;
 }
 
