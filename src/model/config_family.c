@@ -44,7 +44,7 @@ static const kvf_layer_rule window_above_80[] = {LAYER_TYPES, FULL_BELOW(80), AL
 static const kvf_layer_rule window_but_every_2nd[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 2, KVF_KEEPS_WINDOW),
                                                       END};
 
-static const kvf_layer_rule window_in_odd_below_28[] = {
+static const kvf_layer_rule window_but_every_2nd_below_28[] = {
     LAYER_TYPES,
     {.kind = KVF_RULE_PERIOD,
      .fallback = 2,
@@ -216,6 +216,16 @@ static const kvf_state_fields short_conv = {
 
 /* ---- families -------------------------------------------------------------------------------- */
 
+/* Gemma 4, whose classes differ in the window. */
+#define GEMMA_4(types, window_tokens)                                                                        \
+    {                                                                                                        \
+        .model_types = (types), .attention = KVF_ATTENTION_HEADS, .layers = window_but_every_6th,            \
+        .head_dim = 256, .window = (window_tokens), .full_head_dim = "global_head_dim",                      \
+        .full_head_dim_or = 512, .full_kv_heads = "num_global_key_value_heads",                              \
+        .full_kv_heads_if = "attention_k_eq_v", .shared_layers = "num_kv_shared_layers",                     \
+        .last_is_full = true                                                                                 \
+    }
+
 static const kvf_family families[] = {
     /* Multi-head, grouped-query and multi-query attention, the same in every layer. */
     {.model_types =
@@ -294,7 +304,7 @@ static const kvf_family families[] = {
      .window_switch = "use_sliding_window"},
     {.model_types = "qwen2_moe",
      .attention = KVF_ATTENTION_HEADS,
-     .layers = window_in_odd_below_28,
+     .layers = window_but_every_2nd_below_28,
      .window = 4096,
      .window_switch = "use_sliding_window"},
     {.model_types = "qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text",
@@ -337,28 +347,8 @@ static const kvf_family families[] = {
      .window = 512,
      .shared_layers = "num_kv_shared_layers",
      .shared_layers_or = 15},
-    {.model_types = "gemma4 gemma4_text",
-     .attention = KVF_ATTENTION_HEADS,
-     .layers = window_but_every_6th,
-     .head_dim = 256,
-     .window = 512,
-     .full_head_dim = "global_head_dim",
-     .full_head_dim_or = 512,
-     .full_kv_heads = "num_global_key_value_heads",
-     .full_kv_heads_if = "attention_k_eq_v",
-     .shared_layers = "num_kv_shared_layers",
-     .last_is_full = true},
-    {.model_types = "gemma4_unified gemma4_unified_text",
-     .attention = KVF_ATTENTION_HEADS,
-     .layers = window_but_every_6th,
-     .head_dim = 256,
-     .window = 1024,
-     .full_head_dim = "global_head_dim",
-     .full_head_dim_or = 512,
-     .full_kv_heads = "num_global_key_value_heads",
-     .full_kv_heads_if = "attention_k_eq_v",
-     .shared_layers = "num_kv_shared_layers",
-     .last_is_full = true},
+    GEMMA_4("gemma4 gemma4_text", 512),
+    GEMMA_4("gemma4_unified gemma4_unified_text", 1024),
     {.model_types = "gpt_oss",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_but_every_2nd,
