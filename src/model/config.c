@@ -133,8 +133,9 @@ static kvf_status build(kvf_config *config, kvf_model **out) {
     if (!status)
         status = kvf_config_add_state(config);
     if (!status && config->group_count == 0)
-        status = kvf_fail(KVF_E_INVALID, "%snum_hidden_layers is %u, and none of them keeps a cache",
-                          config->fields.prefix, config->layer_count);
+        status = kvf_fail(KVF_E_INVALID, "%s%s is %u, and none of them keeps a cache", config->fields.prefix,
+                          kvf_field_name(&config->fields, kvf_family_names(config->family)->layers).text,
+                          config->layer_count);
     if (status)
         return status;
     kvf_config_note_unread_fields(config);

@@ -75,6 +75,14 @@ kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fiel
 kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct json_object *list, size_t i,
                               uint32_t least, uint32_t most, uint32_t *out);
 
+/** The name of a field as text. */
+typedef struct kvf_field_as_text {
+    char text[64];
+} kvf_field_as_text;
+
+/** That of `names` under which the field is given; the first of them if it is not. */
+kvf_field_as_text kvf_field_name(const kvf_fields *fields, const char *names);
+
 /** Fails because a required field is missing: the detail names the field and the family, which has no default for
  * it. */
 kvf_status kvf_field_missing(const kvf_fields *fields, const char *names);
@@ -147,6 +155,27 @@ typedef struct kvf_state_fields {
 
 #define KVF_AS_MANY_AS_HEADS UINT32_MAX
 
+/** Names of the fields that every configuration with heads has in some form. */
+typedef struct kvf_size_names {
+    const char *layers;
+    const char *hidden;
+    const char *heads;
+    const char *kv_heads;
+} kvf_size_names;
+
+/** The heads of some layers of a family, where they differ from those of the rest. Names are NULL if nothing differs. */
+typedef struct kvf_other_heads {
+    uint8_t keeps;           /**< the layers: those that keep this */
+    const char *keeps_field; /**< a field with a word that says instead which layers; it may be missing */
+    const char *query_heads;
+    const char *kv_heads;    /**< not NULL */
+    const char *kv_heads_if; /**< `kv_heads` counts only where this flag is true */
+    const char *head_dim;
+    const char *v_head_dim;
+    uint32_t head_dim_or;    /**< the default of `head_dim`; 0: as in the other layers */
+    uint32_t kv_heads_times; /**< KV heads by default, in those of the other layers; 0: as many */
+} kvf_other_heads;
+
 /**
  * A family of models as data. Numbers are the family's defaults of fields that its published configurations leave out;
  * 0: the field is required.
@@ -155,13 +184,18 @@ typedef struct kvf_family {
     const char *model_types;       /**< separated by spaces */
     const kvf_layer_rule *layers;  /**< tried in order */
     const kvf_state_fields *state; /**< NULL: none */
+    const kvf_size_names *names;   /**< NULL: those of most families */
+    const kvf_other_heads *other;  /**< NULL: all layers have the same heads */
+    const char *window_names;      /**< NULL: "sliding_window" */
     const char *window_switch;     /**< the window counts only where this flag is true */
-    const char *full_head_dim;     /**< head size of full layers, if they differ */
-    const char *full_kv_heads;     /**< KV heads of full layers, if they differ */
-    const char *full_kv_heads_if;  /**< and only where this flag is true */
+    const char *v_head_dim;        /**< size of a value head, if it differs from that of a key head */
+    const char *one_kv_head;       /**< true, as it is by default: all query heads share one KV head */
+    const char *one_kv_head_not;   /**< unless this flag is true */
     const char *shared_layers;     /**< number of last layers that use the cache of another layer */
-    bool last_is_full;             /**< the last layer has full attention, whatever the rules say */
-    bool null_kv_heads;            /**< null as the number of KV heads means as many as heads */
+    const char *draft_layers; /**< by so many layers, which predict further tokens, lists may be longer */
+    const char *unused;       /**< fields that seem to decide a size, and do not in this family */
+    bool last_is_full;        /**< the last layer has full attention, whatever the rules say */
+    bool null_kv_heads;       /**< null as the number of KV heads means as many as heads */
 
     kvf_attention_kind attention;
     kvf_dtype dtype;
@@ -170,7 +204,6 @@ typedef struct kvf_family {
     uint32_t head_dim;       /**< 0: when not given, the hidden size divided by the heads */
     uint32_t index_head_dim; /**< of the indexer beside a latent; 0: none if not given */
     uint32_t window, chunk;
-    uint32_t full_head_dim_or; /**< the default of `full_head_dim` */
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
 } kvf_family;
 
@@ -179,6 +212,10 @@ bool kvf_config_is_among(const char *word, const char *words);
 
 /** The family of a model_type; NULL when it is not known. */
 const kvf_family *kvf_family_find(const char *model_type);
+
+/** The names of a family's fields. */
+const kvf_size_names *kvf_family_names(const kvf_family *family);
+const char *kvf_family_window_names(const kvf_family *family);
 
 /* ---- building -------------------------------------------------------------------------------- */
 
@@ -190,7 +227,8 @@ const kvf_family *kvf_family_find(const char *model_type);
 typedef struct kvf_heads {
     uint32_t query_heads; /**< the KV heads must divide them */
     uint32_t kv_heads;
-    uint32_t head_dim;
+    uint32_t head_dim;   /**< of a key head */
+    uint32_t v_head_dim; /**< of a value head */
 } kvf_heads;
 
 /** What is known about a model while its description is built. */
@@ -214,6 +252,9 @@ typedef struct kvf_config {
 
 /** Sets window_tokens, chunk_tokens, layer_count and keeps (the caller frees it, also after a failure). */
 kvf_status kvf_config_read_layers(kvf_config *config);
+
+/** What a word of a list of layers stands for; false if it is not known. */
+bool kvf_config_word_keeps(const char *word, uint8_t *keeps);
 
 /**
  * Adds a group without layers, of which there are at most KVF_CONFIG_MAX_GROUPS. Its layers, in their order, and
@@ -239,8 +280,9 @@ bool kvf_config_has(const kvf_config *config, uint8_t what);
  */
 kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads);
 
-/** Checks that `kv_heads` divide the query heads; `prefix` and `field` name their field in the message. */
-kvf_status kvf_config_check_kv_heads(const char *prefix, const char *field, const kvf_heads *heads);
+/** Checks that `kv_heads` divide the query heads. `prefix`, `kv_names` and `query_names` are for the message. */
+kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefix, const char *kv_names,
+                                     const char *query_names, const kvf_heads *heads);
 
 /** Add the groups of all attention layers, and of all state layers. */
 kvf_status kvf_config_add_attention(kvf_config *config);

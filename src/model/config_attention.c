@@ -13,28 +13,51 @@
 
 /* ---- heads ----------------------------------------------------------------------------------- */
 
-static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
-    static const char field[] = "num_key_value_heads";
+static kvf_status check_kv_heads(const kvf_config *config, const kvf_heads *heads) {
+    const kvf_size_names *names = kvf_family_names(config->family);
+    return kvf_config_check_kv_heads(config, config->fields.prefix, names->kv_heads, names->heads, heads);
+}
+
+/* Whether all query heads share one KV head, whatever the number of KV heads is said to be. */
+static kvf_status read_one_kv_head(const kvf_config *config, bool *one) {
     const kvf_family *family = config->family;
+    bool several = false;
+    *one = family->one_kv_head != NULL;
+    kvf_status status = *one ? kvf_field_flag(&config->fields, family->one_kv_head, one) : KVF_OK;
+    if (!status && family->one_kv_head_not)
+        status = kvf_field_flag(&config->fields, family->one_kv_head_not, &several);
+    *one = *one && !several;
+    return status;
+}
+
+static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
+    const kvf_family *family = config->family;
+    const char *names = kvf_family_names(family)->kv_heads;
+    bool one = false;
+    kvf_status status = read_one_kv_head(config, &one);
+    if (status || one) {
+        heads->kv_heads = 1;
+        return status;
+    }
     bool given;
-    kvf_status status =
-        kvf_field_number(&config->fields, field, 1, heads->query_heads, &given, &heads->kv_heads);
+    status = kvf_field_number(&config->fields, names, 1, heads->query_heads, &given, &heads->kv_heads);
     if (status)
         return status;
-    bool null = !given && kvf_field_exists(&config->fields, field);
+    bool null = !given && kvf_field_exists(&config->fields, names);
     if (given)
-        return kvf_config_check_kv_heads(config->fields.prefix, field, heads);
+        return check_kv_heads(config, heads);
     if (family->kv_heads == KVF_AS_MANY_AS_HEADS || (null && family->null_kv_heads))
         heads->kv_heads = heads->query_heads; /* multi-head attention */
     else if (!null && family->kv_heads)
         heads->kv_heads = family->kv_heads;
     else
-        return kvf_field_missing(&config->fields, field);
-    return kvf_config_check_kv_heads(config->fields.prefix, field, heads);
+        return kvf_field_missing(&config->fields, names);
+    return check_kv_heads(config, heads);
 }
 
 static kvf_status read_head_dim(const kvf_config *config, kvf_heads *heads) {
     static const char names[] = "head_dim|attention_head_dim";
+    const kvf_size_names *sizes = kvf_family_names(config->family);
     bool given;
     kvf_status status =
         kvf_field_number(&config->fields, names, 1, KVF_CONFIG_MAX_WIDTH, &given, &heads->head_dim);
@@ -47,48 +70,99 @@ static kvf_status read_head_dim(const kvf_config *config, kvf_heads *heads) {
         return KVF_OK;
     }
     uint32_t hidden = 0;
-    status = kvf_field_number(&config->fields, "hidden_size", 1, KVF_CONFIG_MAX_WIDTH, &given, &hidden);
+    status = kvf_field_number(&config->fields, sizes->hidden, 1, KVF_CONFIG_MAX_WIDTH, &given, &hidden);
     if (status)
         return status;
     if (!given)
-        return kvf_fail(KVF_E_INVALID,
-                        "%shead_dim is missing, and so is hidden_size; %.64s needs one of them",
-                        config->fields.prefix, config->fields.family);
+        return kvf_fail(KVF_E_INVALID, "%shead_dim is missing, and so is %s; %.64s needs one of them",
+                        config->fields.prefix, kvf_field_name(&config->fields, sizes->hidden).text,
+                        config->fields.family);
     if (hidden % heads->query_heads)
-        return kvf_fail(KVF_E_INVALID,
-                        "%shead_dim is missing, and num_attention_heads, %u, does not divide hidden_size, %u",
-                        config->fields.prefix, heads->query_heads, hidden);
+        return kvf_fail(KVF_E_INVALID, "%shead_dim is missing, and %s, %u, does not divide %s, %u",
+                        config->fields.prefix, kvf_field_name(&config->fields, sizes->heads).text,
+                        heads->query_heads, kvf_field_name(&config->fields, sizes->hidden).text, hidden);
     heads->head_dim = hidden / heads->query_heads;
     return KVF_OK;
 }
 
-/* The heads of all full layers, in families whose full layers have other heads than the rest. */
-typedef struct full_heads {
-    kvf_heads heads;
-    bool head_dim_given, kv_heads_given;
-} full_heads;
+static kvf_status read_v_head_dim(const kvf_config *config, kvf_heads *heads) {
+    const char *name = config->family->v_head_dim;
+    heads->v_head_dim = heads->head_dim;
+    return name ? kvf_field_need(&config->fields, name, 1, KVF_CONFIG_MAX_WIDTH, 0, &heads->v_head_dim)
+                : KVF_OK;
+}
 
-/* If single layers are described, the fields for all full layers have no default, and `all` applies to them. */
-static kvf_status read_full_heads(const kvf_config *config, const kvf_heads *all, full_heads *full) {
-    const kvf_family *family = config->family;
-    bool by_layer = kvf_field_exists(&config->fields, "per_layer_config");
-    *full = (full_heads){.heads = *all};
-    kvf_status status = KVF_OK;
-    if (family->full_head_dim) {
-        if (!by_layer)
-            full->heads.head_dim = family->full_head_dim_or;
-        status = kvf_field_number(&config->fields, family->full_head_dim, 1, KVF_CONFIG_MAX_WIDTH,
-                                  &full->head_dim_given, &full->heads.head_dim);
-    }
-    bool other_heads = false;
-    if (!status && family->full_kv_heads)
-        status = kvf_field_flag(&config->fields, family->full_kv_heads_if, &other_heads);
-    if (status || !other_heads)
-        return status;
-    status = kvf_field_number(&config->fields, family->full_kv_heads, 1, all->query_heads,
-                              &full->kv_heads_given, &full->heads.kv_heads);
+/* The heads of the layers whose heads differ from the rest, as the family's kvf_other_heads names them. */
+typedef struct other_heads {
+    kvf_heads heads;
+    uint8_t keeps; /* those layers */
+    bool head_dim_given, kv_heads_given;
+} other_heads;
+
+/* A field may say by a word which layers differ; a word that stands for no layers means that none does. */
+static kvf_status read_which(const kvf_config *config, other_heads *out) {
+    const kvf_other_heads *names = config->family->other;
+    const char *word = NULL;
+    out->keeps = names->keeps;
+    kvf_status status =
+        names->keeps_field ? kvf_field_text(&config->fields, names->keeps_field, &word) : KVF_OK;
+    if (!status && word && !kvf_config_word_keeps(word, &out->keeps))
+        out->keeps = KVF_KEEPS_NOTHING;
+    return status;
+}
+
+/* A size that may be missing: `out` is then as it was. */
+static kvf_status read_size(const kvf_config *config, const char *name, uint32_t most, bool *given,
+                            uint32_t *out) {
+    *given = false;
+    return name ? kvf_field_number(&config->fields, name, 1, most, given, out) : KVF_OK;
+}
+
+static kvf_status read_other_kv_heads(const kvf_config *config, other_heads *out) {
+    const kvf_other_heads *names = config->family->other;
+    const char *query_names = kvf_family_names(config->family)->heads;
+    kvf_heads *heads = &out->heads;
+    bool counts = !names->kv_heads_if;
+    bool given;
+    kvf_status status = counts ? KVF_OK : kvf_field_flag(&config->fields, names->kv_heads_if, &counts);
+    if (!status)
+        status = read_size(config, names->query_heads, KVF_CONFIG_MAX_HEADS, &given, &heads->query_heads);
+    if (!status && given)
+        query_names = names->query_heads;
+    if (!status && counts)
+        status =
+            read_size(config, names->kv_heads, heads->query_heads, &out->kv_heads_given, &heads->kv_heads);
+    if (!status && !out->kv_heads_given && names->kv_heads_times)
+        heads->kv_heads *= names->kv_heads_times; /* at most KVF_CONFIG_MAX_HEADS before */
     return status ? status
-                  : kvf_config_check_kv_heads(config->fields.prefix, family->full_kv_heads, &full->heads);
+                  : kvf_config_check_kv_heads(config, config->fields.prefix, names->kv_heads, query_names,
+                                              heads);
+}
+
+/* If single layers are described, the fields for these layers have no default, and `all` applies to them. */
+static kvf_status read_other_heads(const kvf_config *config, const kvf_heads *all, other_heads *out) {
+    const kvf_other_heads *names = config->family->other;
+    bool by_layer = kvf_field_exists(&config->fields, "per_layer_config");
+    *out = (other_heads){.heads = *all};
+    if (!names)
+        return KVF_OK;
+    if (by_layer && names->kv_heads_times)
+        return kvf_fail(KVF_E_UNSUPPORTED, "%sper_layer_config is given: it is not supported for %.64s",
+                        config->fields.prefix, config->fields.family);
+    kvf_heads *heads = &out->heads;
+    bool given;
+    if (names->head_dim_or && !by_layer)
+        heads->head_dim = heads->v_head_dim = names->head_dim_or;
+    kvf_status status = read_which(config, out);
+    if (!status)
+        status = read_other_kv_heads(config, out);
+    if (!status)
+        status =
+            read_size(config, names->head_dim, KVF_CONFIG_MAX_WIDTH, &out->head_dim_given, &heads->head_dim);
+    if (!status && out->head_dim_given && !config->family->v_head_dim)
+        heads->v_head_dim = heads->head_dim;
+    return status ? status
+                  : read_size(config, names->v_head_dim, KVF_CONFIG_MAX_WIDTH, &given, &heads->v_head_dim);
 }
 
 static kvf_status differ(const kvf_config *config, const char *field, uint32_t said, uint32_t layer,
@@ -97,16 +171,16 @@ static kvf_status differ(const kvf_config *config, const char *field, uint32_t s
                     config->fields.prefix, field, said, is, layer);
 }
 
-/* A configuration may give the heads of full layers in both ways, which must then agree. */
-static kvf_status check_full_heads(const kvf_config *config, const full_heads *full) {
+/* A configuration may give the heads of such layers in both ways, which must then agree. */
+static kvf_status check_other_heads(const kvf_config *config, const other_heads *other) {
     for (uint32_t i = 0; i < config->layer_count; i++) {
-        if (!(config->keeps[i] & KVF_KEEPS_FULL))
+        if (!(config->keeps[i] & other->keeps))
             continue;
         const kvf_heads *is = &config->heads[i];
-        if (full->head_dim_given && is->head_dim != full->heads.head_dim)
-            return differ(config, config->family->full_head_dim, full->heads.head_dim, i, is->head_dim);
-        if (full->kv_heads_given && is->kv_heads != full->heads.kv_heads)
-            return differ(config, config->family->full_kv_heads, full->heads.kv_heads, i, is->kv_heads);
+        if (other->head_dim_given && is->head_dim != other->heads.head_dim)
+            return differ(config, config->family->other->head_dim, other->heads.head_dim, i, is->head_dim);
+        if (other->kv_heads_given && is->kv_heads != other->heads.kv_heads)
+            return differ(config, config->family->other->kv_heads, other->heads.kv_heads, i, is->kv_heads);
     }
     return KVF_OK;
 }
@@ -114,15 +188,17 @@ static kvf_status check_full_heads(const kvf_config *config, const full_heads *f
 /* Sets the heads of each layer. */
 static kvf_status read_heads(kvf_config *config) {
     kvf_heads all = {0};
-    full_heads full;
-    kvf_status status = kvf_field_need(&config->fields, "num_attention_heads|num_heads", 1,
+    other_heads other;
+    kvf_status status = kvf_field_need(&config->fields, kvf_family_names(config->family)->heads, 1,
                                        KVF_CONFIG_MAX_HEADS, config->family->heads, &all.query_heads);
     if (!status)
         status = read_kv_heads(config, &all);
     if (!status)
         status = read_head_dim(config, &all);
     if (!status)
-        status = read_full_heads(config, &all, &full);
+        status = read_v_head_dim(config, &all);
+    if (!status)
+        status = read_other_heads(config, &all, &other);
     if (status)
         return status;
     config->heads = kvf_alloc(config->layer_count, sizeof *config->heads);
@@ -130,9 +206,9 @@ static kvf_status read_heads(kvf_config *config) {
         return kvf_nomem("the layers of a configuration");
     bool by_layer = kvf_field_exists(&config->fields, "per_layer_config");
     for (uint32_t i = 0; i < config->layer_count; i++)
-        config->heads[i] = !by_layer && (config->keeps[i] & KVF_KEEPS_FULL) ? full.heads : all;
+        config->heads[i] = !by_layer && (config->keeps[i] & other.keeps) ? other.heads : all;
     status = kvf_config_override_heads(config, config->heads);
-    return status || !by_layer ? status : check_full_heads(config, &full);
+    return status || !by_layer ? status : check_other_heads(config, &other);
 }
 
 static void add_scale(kvf_config *config, const char *name, const kvf_heads *heads) {
@@ -148,7 +224,7 @@ static void add_head_parts(kvf_config *config, const kvf_heads *heads) {
     for (uint32_t i = 0; i < 2; i++) {
         kvf_part_desc *part = kvf_config_add_part(config, i ? "v" : "k", dtype);
         part->units = heads->kv_heads;
-        part->cell_elements = heads->head_dim;
+        part->cell_elements = i ? heads->v_head_dim : heads->head_dim;
     }
     if (config->options.scale_dtype) {
         add_scale(config, "k_scale", heads);
@@ -157,7 +233,7 @@ static void add_head_parts(kvf_config *config, const kvf_heads *heads) {
 }
 
 static bool same_heads(const kvf_heads *a, const kvf_heads *b) {
-    return a->kv_heads == b->kv_heads && a->head_dim == b->head_dim;
+    return a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->v_head_dim == b->v_head_dim;
 }
 
 /* The next layer after `after` that keeps `what` with heads that no group of `what` has yet; layer_count if none. */

@@ -116,6 +116,15 @@ static const kvf_layer_rule lettered[] = {
 
 static const kvf_layer_rule worded[] = {LAYER_TYPES, END};
 
+static const kvf_layer_rule flagged[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_FLAGS,
+     .field = "hybrid_layer_pattern",
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_WINDOW},
+    END,
+};
+
 static const kvf_layer_rule listed_from_0[] = {
     {.kind = KVF_RULE_NUMBERS,
      .field = "attn_layer_indices",
@@ -214,16 +223,56 @@ static const kvf_state_fields kimi_delta = {
 static const kvf_state_fields short_conv = {
     .kind = KVF_STATE_CONV, .conv = "conv_L_cache", .inner = "conv_dim|hidden_size"};
 
+/* ---- names of fields, and heads that differ ---------------------------------------------------- */
+
+static const kvf_size_names most_names = {.layers = "num_hidden_layers",
+                                          .hidden = "hidden_size",
+                                          .heads = "num_attention_heads|num_heads",
+                                          .kv_heads = "num_key_value_heads"};
+
+static const kvf_size_names gpt_names = {.layers = "n_layer|n_layers|num_hidden_layers",
+                                         .hidden = "n_embd|n_embed|d_model|hidden_size",
+                                         .heads = "n_head|n_heads|num_attention_heads",
+                                         .kv_heads = "num_key_value_heads|attn_config.kv_n_heads"};
+
+static const kvf_size_names falcon_names = {.layers = "num_hidden_layers|n_layer",
+                                            .hidden = "hidden_size|n_embed",
+                                            .heads = "num_attention_heads|n_head",
+                                            .kv_heads = "num_kv_heads|n_head_kv"};
+
+static const kvf_size_names step_names = {.layers = "num_hidden_layers",
+                                          .hidden = "hidden_size",
+                                          .heads = "num_attention_heads",
+                                          .kv_heads = "num_key_value_heads|num_attention_groups"};
+
+static const kvf_other_heads gemma4_full = {.keeps = KVF_KEEPS_FULL,
+                                            .kv_heads = "num_global_key_value_heads",
+                                            .kv_heads_if = "attention_k_eq_v",
+                                            .head_dim = "global_head_dim",
+                                            .head_dim_or = 512};
+
+static const kvf_other_heads mimo_window = {.keeps = KVF_KEEPS_WINDOW,
+                                            .query_heads = "swa_num_attention_heads",
+                                            .kv_heads = "swa_num_key_value_heads",
+                                            .kv_heads_times = 2,
+                                            .head_dim = "swa_head_dim",
+                                            .v_head_dim = "swa_v_head_dim"};
+
+static const kvf_other_heads step_window = {
+    .keeps = KVF_KEEPS_WINDOW,
+    .keeps_field = "attention_other_setting.attention_type",
+    .query_heads = "num_sliding_attention_heads|attention_other_setting.num_attention_heads",
+    .kv_heads = "attention_other_setting.num_attention_groups",
+    .head_dim = "attention_other_setting.head_dim"};
+
 /* ---- families -------------------------------------------------------------------------------- */
 
 /* Gemma 4, whose classes differ in the window. */
 #define GEMMA_4(types, window_tokens)                                                                        \
     {                                                                                                        \
         .model_types = (types), .attention = KVF_ATTENTION_HEADS, .layers = window_but_every_6th,            \
-        .head_dim = 256, .window = (window_tokens), .full_head_dim = "global_head_dim",                      \
-        .full_head_dim_or = 512, .full_kv_heads = "num_global_key_value_heads",                              \
-        .full_kv_heads_if = "attention_k_eq_v", .shared_layers = "num_kv_shared_layers",                     \
-        .last_is_full = true                                                                                 \
+        .head_dim = 256, .window = (window_tokens), .other = &gemma4_full,                                   \
+        .shared_layers = "num_kv_shared_layers", .last_is_full = true                                        \
     }
 
 static const kvf_family families[] = {
@@ -253,6 +302,24 @@ static const kvf_family families[] = {
      .null_kv_heads = true,
      .head_dim = 128},
     {.model_types = "gemma", .attention = KVF_ATTENTION_HEADS, .layers = all_full, .head_dim = 256},
+    {.model_types = "gpt2 gptj codegen bloom mpt",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &gpt_names,
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "gpt_bigcode",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &gpt_names,
+     .one_kv_head = "multi_query",
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "falcon",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &falcon_names,
+     .one_kv_head = "multi_query",
+     .one_kv_head_not = "new_decoder_architecture",
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
 
     /* One window for all layers, or none. */
     {.model_types = "mistral ministral",
@@ -393,6 +460,23 @@ static const kvf_family families[] = {
      .layers = window_but_every_4th,
      .window = 4096},
 
+    {.model_types = "mimo_v2_flash mimo_v2",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = flagged,
+     .other = &mimo_window,
+     .window_names = "sliding_window|sliding_window_size",
+     .v_head_dim = "v_head_dim",
+     .head_dim = 192,
+     .unused = "attention_chunk_size"},
+    {.model_types = "step3p5",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .names = &step_names,
+     .other = &step_window,
+     .draft_layers = "num_nextn_predict_layers",
+     .unused = "use_rope_layers attention_other_setting.true_head_dim",
+     .head_dim = 128},
+
     /* Chunks in some layers. */
     {.model_types = "llama4 llama4_text",
      .attention = KVF_ATTENTION_HEADS,
@@ -402,7 +486,7 @@ static const kvf_family families[] = {
      .chunk = 8192},
 
     /* One latent for all heads; with an indexer key where there is an index_head_dim, or always. */
-    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite axk1",
+    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite axk1 mistral4 youtu",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full},
     {.model_types = "deepseek_v32 glm_moe_dsa",
@@ -473,6 +557,14 @@ bool kvf_config_is_among(const char *word, const char *words) {
 
 const char *kvf_config_family(uint32_t i) {
     return i < sizeof families / sizeof families[0] ? families[i].model_types : NULL;
+}
+
+const kvf_size_names *kvf_family_names(const kvf_family *family) {
+    return family->names ? family->names : &most_names;
+}
+
+const char *kvf_family_window_names(const kvf_family *family) {
+    return family->window_names ? family->window_names : "sliding_window";
 }
 
 const kvf_family *kvf_family_find(const char *model_type) {

@@ -288,6 +288,16 @@ kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct js
     return KVF_OK;
 }
 
+kvf_field_as_text kvf_field_name(const kvf_fields *fields, const char *names) {
+    struct json_object *value;
+    const char *name = names;
+    kvf_field_as_text out;
+    if (kvf_field_find(fields, names, &value, &name))
+        name = names;
+    (void)snprintf(out.text, sizeof out.text, "%.*s", (int)strcspn(name, "|"), name);
+    return out;
+}
+
 kvf_status kvf_field_missing(const kvf_fields *fields, const char *names) {
     if (!fields->family)
         return kvf_fail(KVF_E_INVALID, NAMED " is missing", NAME_OF(fields, names));

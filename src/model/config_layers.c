@@ -39,8 +39,10 @@ static const struct {
 /* Makes room for `count` layers, or checks that `count` is the number already known. */
 static kvf_status settle_count(kvf_config *config, const char *field, size_t count) {
     if (config->layer_count && count != config->layer_count)
-        return kvf_fail(KVF_E_INVALID, "%s%.*s describes %zu layers, but num_hidden_layers is %u",
-                        config->fields.prefix, (int)strcspn(field, "|"), field, count, config->layer_count);
+        return kvf_fail(KVF_E_INVALID, "%s%.*s describes %zu layers, but %s is %u", config->fields.prefix,
+                        (int)strcspn(field, "|"), field, count,
+                        kvf_field_name(&config->fields, kvf_family_names(config->family)->layers).text,
+                        config->layer_count);
     if (count == 0 || count > KVF_MODEL_MAX_LAYERS)
         return kvf_fail(KVF_E_RANGE, "%s%.*s describes %zu layers; allowed: 1 to %u", config->fields.prefix,
                         (int)strcspn(field, "|"), field, count, KVF_MODEL_MAX_LAYERS);
@@ -50,24 +52,44 @@ static kvf_status settle_count(kvf_config *config, const char *field, size_t cou
     return config->keeps ? KVF_OK : kvf_nomem("the layers of a configuration");
 }
 
-/* A rule that does not imply the number of layers needs num_hidden_layers. */
+/* A rule that does not imply the number of layers needs the field that says it. */
 static kvf_status need_count(const kvf_config *config) {
-    return config->layer_count ? KVF_OK : kvf_field_missing(&config->fields, "num_hidden_layers");
+    return config->layer_count ? KVF_OK
+                               : kvf_field_missing(&config->fields, kvf_family_names(config->family)->layers);
+}
+
+/* The layers that a list describes, without those after the model's own that only predict further tokens. */
+static kvf_status count_described(const kvf_config *config, struct json_object *list, size_t *count) {
+    const char *field = config->family->draft_layers;
+    uint32_t draft = 0;
+    bool given = false;
+    kvf_status status =
+        field ? kvf_field_number(&config->fields, field, 0, KVF_MODEL_MAX_LAYERS, &given, &draft) : KVF_OK;
+    *count = json_object_array_length(list);
+    if (config->layer_count && *count == (size_t)config->layer_count + draft)
+        *count = config->layer_count;
+    return status;
 }
 
 /* ---- rules ----------------------------------------------------------------------------------- */
 
 /* Each function sets `applied` when it has decided about all layers. */
 
+bool kvf_config_word_keeps(const char *word, uint8_t *keeps) {
+    for (size_t w = 0; w < sizeof words / sizeof words[0]; w++)
+        if (strcmp(word, words[w].word) == 0) {
+            *keeps = words[w].keeps;
+            return true;
+        }
+    return false;
+}
+
 static kvf_status keep_word(kvf_config *config, const char *field, struct json_object *list, uint32_t i) {
     struct json_object *element = json_object_array_get_idx(list, i);
     const char *word =
         json_object_is_type(element, json_type_string) ? json_object_get_string(element) : NULL;
-    for (size_t w = 0; word && w < sizeof words / sizeof words[0]; w++)
-        if (strcmp(word, words[w].word) == 0) {
-            config->keeps[i] = words[w].keeps;
-            return KVF_OK;
-        }
+    if (word && kvf_config_word_keeps(word, &config->keeps[i]))
+        return KVF_OK;
     const char *text = json_object_to_json_string_ext(element, JSON_C_TO_STRING_PLAIN);
     return kvf_fail(KVF_E_INVALID,
                     "%s%.*s[%u] is %.60s; allowed: full_attention, sliding_attention, chunked_attention, "
@@ -82,7 +104,10 @@ static kvf_status apply_words(kvf_config *config, const kvf_layer_rule *rule, bo
     if (status || !list)
         return status;
     *applied = true;
-    status = settle_count(config, field, json_object_array_length(list));
+    size_t count = 0;
+    status = count_described(config, list, &count);
+    if (!status)
+        status = settle_count(config, field, count);
     for (uint32_t i = 0; i < config->layer_count && !status; i++)
         status = keep_word(config, field, list, i);
     return status;
@@ -275,7 +300,8 @@ static kvf_status read_spans(kvf_config *config) {
         status = kvf_field_flag(&config->fields, config->family->window_switch, &windows);
     }
     if (!status && windows)
-        status = read_span(config, "sliding_window", config->family->window, &config->window_tokens);
+        status = read_span(config, kvf_family_window_names(config->family), config->family->window,
+                           &config->window_tokens);
     if (!status)
         status = read_span(config, "attention_chunk_size", config->family->chunk, &config->chunk_tokens);
     return status;
@@ -349,10 +375,10 @@ static kvf_status check_known(const kvf_config *config) {
 kvf_status kvf_config_read_layers(kvf_config *config) {
     bool given;
     uint32_t count = 0;
-    kvf_status status =
-        kvf_field_number(&config->fields, "num_hidden_layers", 1, KVF_MODEL_MAX_LAYERS, &given, &count);
+    const char *names = kvf_family_names(config->family)->layers;
+    kvf_status status = kvf_field_number(&config->fields, names, 1, KVF_MODEL_MAX_LAYERS, &given, &count);
     if (!status && given)
-        status = settle_count(config, "num_hidden_layers", count);
+        status = settle_count(config, names, count);
     if (!status)
         status = read_spans(config);
 

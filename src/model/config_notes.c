@@ -16,8 +16,7 @@ typedef enum condition {
     ALWAYS,
     LATENT,    /* the model has attention with latents */
     STATE,     /* the model has a recurrent state */
-    WINDOWS,   /* the family has windows in some layers, or in some models */
-    CHUNKS,    /* the same for chunks */
+    CHUNKS,    /* the family has chunks in some layers, or in some models */
     NO_WINDOW, /* no layer of this model has a window */
     LISTED,    /* the configuration says of each layer what it keeps */
 } condition;
@@ -29,10 +28,8 @@ typedef struct name_row {
 
 /* The fields that are read for every family. A family's own fields are in its row. */
 static const name_row read_names[] = {
-    {ALWAYS, "num_hidden_layers hidden_size num_attention_heads num_heads num_key_value_heads head_dim "
-             "attention_head_dim"},
+    {ALWAYS, "head_dim attention_head_dim"},
     {ALWAYS, "layer_types layers_block_type per_layer_config"},
-    {WINDOWS, "sliding_window"},
     {CHUNKS, "attention_chunk_size"},
     {LATENT, "kv_lora_rank qk_rope_head_dim index_head_dim indexer_types index_topk_freq index_topk_pattern"},
     {STATE, "mamba_ssm_cache_dtype mamba_ssm_dtype"},
@@ -45,6 +42,7 @@ static const name_row harmless_names[] = {
     {ALWAYS, "output_hidden_states shared_intermediate_size interleave_moe_layer_step"},
     {ALWAYS, "serialize_explicit_per_layer_config allow_global_per_layer_attribute_access"},
     {ALWAYS, "layer_rope_theta num_attention_heads_per_layer num_dense_layers ffn_dim word_embed_proj_dim"},
+    {ALWAYS, "layerdrop ffn_hidden_size scale_attn_by_inverse_layer_idx"},
     {ALWAYS, "block_dim block_ff_dim block_auto_adjust_ff_dim conv_dim_out conv_use_xavier_init"},
     {LATENT, "q_lora_rank qk_nope_head_dim qk_head_dim v_head_dim index_n_heads use_grouped_topk"},
     {STATE, "expand mamba_expand chunk_size mamba_chunk_size time_step_rank mamba_dt_rank mamba_hidden_act"},
@@ -96,8 +94,6 @@ static bool holds(const kvf_config *config, condition when) {
         return family->attention == KVF_ATTENTION_LATENT;
     case STATE:
         return family->state != NULL;
-    case WINDOWS:
-        return kvf_config_has(config, KVF_KEEPS_WINDOW) || rules_give(family, KVF_KEEPS_WINDOW);
     case CHUNKS:
         return kvf_config_has(config, KVF_KEEPS_CHUNK) || rules_give(family, KVF_KEEPS_CHUNK);
     case NO_WINDOW:
@@ -120,12 +116,30 @@ static bool is_one(const char *name, const char *names) {
     return names && kvf_config_is_among(name, names);
 }
 
-static bool is_of_family(const kvf_family *family, const char *name) {
+/* Whether the family has windows in some layers, or in some models. */
+static bool has_windows(const kvf_config *config) {
+    return kvf_config_has(config, KVF_KEEPS_WINDOW) || rules_give(config->family, KVF_KEEPS_WINDOW);
+}
+
+static bool is_of_other_heads(const kvf_other_heads *other, const char *name) {
+    return other && (is_one(name, other->keeps_field) || is_one(name, other->query_heads) ||
+                     is_one(name, other->kv_heads) || is_one(name, other->head_dim) ||
+                     is_one(name, other->v_head_dim));
+}
+
+static bool is_of_family(const kvf_config *config, const char *name) {
+    const kvf_family *family = config->family;
+    const kvf_size_names *names = kvf_family_names(family);
+    if (is_one(name, names->layers) || is_one(name, names->hidden) || is_one(name, names->heads) ||
+        is_one(name, names->kv_heads) || is_of_other_heads(family->other, name) ||
+        (has_windows(config) && is_one(name, kvf_family_window_names(family))))
+        return true;
     for (const kvf_layer_rule *rule = family->layers; rule->kind != KVF_RULE_END; rule++)
         if (is_one(name, rule->field) || is_one(name, rule->second))
             return true;
-    if (is_one(name, family->window_switch) || is_one(name, family->full_head_dim) ||
-        is_one(name, family->full_kv_heads) || is_one(name, family->shared_layers))
+    if (is_one(name, family->window_switch) || is_one(name, family->v_head_dim) ||
+        is_one(name, family->one_kv_head) || is_one(name, family->one_kv_head_not) ||
+        is_one(name, family->shared_layers))
         return true;
     const kvf_state_fields *state = family->state;
     return state && (is_one(name, state->conv) || is_one(name, state->expand) || is_one(name, state->inner) ||
@@ -134,12 +148,13 @@ static bool is_of_family(const kvf_family *family, const char *name) {
 }
 
 kvf_field_use kvf_config_field_use(const kvf_config *config, const char *name) {
-    if (is_of_family(config->family, name) ||
+    if (is_of_family(config, name) ||
         is_in_rows(config, name, read_names, sizeof read_names / sizeof *read_names))
         return KVF_FIELD_READ;
     const char *dot = strrchr(name, '.');
     const char *last = dot ? dot + 1 : name;
-    if (is_in_rows(config, last, harmless_names, sizeof harmless_names / sizeof *harmless_names) ||
+    if (is_one(name, config->family->unused) ||
+        is_in_rows(config, last, harmless_names, sizeof harmless_names / sizeof *harmless_names) ||
         HAS_WORD(last, harmless_words) || !HAS_WORD(last, size_words))
         return KVF_FIELD_NO_SIZE;
     return KVF_FIELD_UNREAD;

@@ -2,7 +2,7 @@
  * Overrides for single layers: per_layer_config, which has an object for each layer that differs, such as {"05":
  * {"head_dim": 512, "num_key_value_heads": 2}}.
  *
- * Layers may differ in KV heads and in head size. Any other field that decides a size is refused if its value differs
+ * Layers may differ in heads, KV heads and head size. Any other field that decides a size is refused if its value differs
  * from that of the whole configuration.
  */
 #include <limits.h>
@@ -11,13 +11,17 @@
 
 #include "model/config.h"
 
-static const char head_dim_field[] = "head_dim";
+static const char query_heads_field[] = "num_attention_heads";
 static const char kv_heads_field[] = "num_key_value_heads";
+static const char head_dim_field[] = "head_dim";
+static const char v_head_dim_field[] = "v_head_dim";
 
-kvf_status kvf_config_check_kv_heads(const char *prefix, const char *field, const kvf_heads *heads) {
+kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefix, const char *kv_names,
+                                     const char *query_names, const kvf_heads *heads) {
     if (heads->query_heads % heads->kv_heads)
-        return kvf_fail(KVF_E_INVALID, "%s%s is %u, which does not divide num_attention_heads, %u", prefix,
-                        field, heads->kv_heads, heads->query_heads);
+        return kvf_fail(KVF_E_INVALID, "%s%s is %u, which does not divide %s, %u", prefix,
+                        kvf_field_name(&config->fields, kv_names).text, heads->kv_heads,
+                        kvf_field_name(&config->fields, query_names).text, heads->query_heads);
     return KVF_OK;
 }
 
@@ -35,11 +39,26 @@ static kvf_status read_number(const kvf_fields *layer, const char *field, uint32
     return status;
 }
 
-static kvf_status read_heads(const kvf_fields *layer, kvf_heads *heads) {
+static kvf_status read_heads(const kvf_config *config, const kvf_fields *layer, kvf_heads *heads) {
     kvf_status status = read_number(layer, head_dim_field, KVF_CONFIG_MAX_WIDTH, &heads->head_dim);
+    if (!config->family->v_head_dim)
+        heads->v_head_dim = heads->head_dim;
+    else if (!status)
+        status = read_number(layer, v_head_dim_field, KVF_CONFIG_MAX_WIDTH, &heads->v_head_dim);
+    if (!status)
+        status = read_number(layer, query_heads_field, KVF_CONFIG_MAX_HEADS, &heads->query_heads);
     if (!status)
         status = read_number(layer, kv_heads_field, heads->query_heads, &heads->kv_heads);
-    return status ? status : kvf_config_check_kv_heads(layer->prefix, kv_heads_field, heads);
+    return status
+               ? status
+               : kvf_config_check_kv_heads(config, layer->prefix, kv_heads_field, query_heads_field, heads);
+}
+
+/* Whether a layer's heads are read from this field. */
+static bool is_of_heads(const kvf_config *config, const char *name) {
+    return strcmp(name, query_heads_field) == 0 || strcmp(name, kv_heads_field) == 0 ||
+           strcmp(name, head_dim_field) == 0 ||
+           (config->family->v_head_dim && strcmp(name, v_head_dim_field) == 0);
 }
 
 /* Refuses layers without some of their parts, which cache nothing or something else. */
@@ -51,7 +70,7 @@ static kvf_status check_skip(const kvf_fields *layer, struct json_object *value)
                     written(value));
 }
 
-/* Checks a field of a layer that is neither KV heads nor head size. */
+/* Checks a field of a layer that its heads are not read from. */
 static kvf_status check_other(kvf_config *config, const kvf_fields *layer, const char *name,
                               struct json_object *value) {
     if (strcmp(name, "skip") == 0)
@@ -81,13 +100,13 @@ static kvf_status check_other(kvf_config *config, const kvf_fields *layer, const
 
 static kvf_status override_layer(kvf_config *config, const kvf_fields *layer, kvf_heads *heads) {
     json_object_object_foreach(layer->object, name, value) {
-        if (heads && (strcmp(name, head_dim_field) == 0 || strcmp(name, kv_heads_field) == 0))
+        if (heads && is_of_heads(config, name))
             continue;
         kvf_status status = check_other(config, layer, name, value);
         if (status)
             return status;
     }
-    return heads ? read_heads(layer, heads) : KVF_OK;
+    return heads ? read_heads(config, layer, heads) : KVF_OK;
 }
 
 /* The layer that a field's name stands for: its number, perhaps with leading zeros. */

@@ -18,6 +18,8 @@ moves "a window that a prompt leaves behind" --memory-limit 256m --tokens 700 \
     --model gpt-oss-120b --prefill tp=2 --decode tp=4,block=24,swa.block=8
 moves "layers with different heads and head sizes" --memory-limit 512m --tokens 40 \
     --model gemma-4-26b-a4b --prefill tp=4 --decode tp=2,block=24,order=hnd
+moves "keys wider than values, and more KV heads in layers with a window" --memory-limit 512m --tokens 150 \
+    --model mimo-v2-flash --prefill tp=4,order=packed-nhd --decode tp=2,block=24,swa.block=8,order=hnd
 moves "chunked layers" --memory-limit 256m --tokens 100 \
     --model llama-4-scout --prefill tp=4 --decode tp=2,block=24
 moves "fp8 with a scale for each token and head" --memory-limit 256m --tokens 100 \

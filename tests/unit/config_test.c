@@ -109,6 +109,8 @@ static const struct {
     {"gemma-4-26b-a4b", 30, {{"full", 5, 2 * 2 * 512 * 2, 0, 0}, {"swa", 25, 2 * 8 * 256 * 2, 1024, 0}}},
     {"gemma-4-31b", 60, {{"full", 10, 2 * 4 * 512 * 2, 0, 0}, {"swa", 50, 2 * 16 * 256 * 2, 1024, 0}}},
     {"gpt-oss-120b", 36, {{"full", 18, 2 * 8 * 64 * 2, 0, 0}, {"swa", 18, 2 * 8 * 64 * 2, 128, 0}}},
+    /* keys of 192 and values of 128 elements; full in the first and in every 6th layer */
+    {"mimo-v2-flash", 48, {{"full", 9, 4 * 320 * 2, 0, 0}, {"swa", 39, 8 * 320 * 2, 128, 0}}},
     {"llama-4-scout", 48, {{"full", 12, 4096, 0, 0}, {"chunked", 36, 4096, 0, 8192}}},
     /* a latent of 512 + 64; the indexer adds 128 bytes and a 4-byte scale */
     {"deepseek-v3", 61, {{"mla", 61, 576 * 2, 0, 0}}},
@@ -362,6 +364,129 @@ static void gemma_4_has_heads_of_its_own_in_full_layers(void **state) {
     model = read_with(json, NULL);
     assert_int_equal(group_named(model, "full")->parts[0].units, 2);
     kvf_model_free(model);
+}
+
+static void assert_heads(const kvf_model *model, const char *group, uint32_t kv_heads, uint32_t head_dim,
+                         uint32_t v_head_dim) {
+    const kvf_group_desc *found = group_named(model, group);
+    assert_non_null(found);
+    assert_int_equal(found->part_count, 2);
+    assert_part(&found->parts[0], "k", KVF_DTYPE_BF16, kv_heads, 1, head_dim, 1, 0, KVF_TP_SPLIT);
+    assert_part(&found->parts[1], "v", KVF_DTYPE_BF16, kv_heads, 1, v_head_dim, 1, 0, KVF_TP_SPLIT);
+}
+
+static void assert_heads_of(const char *json, const char *group, uint32_t kv_heads, uint32_t head_dim,
+                            uint32_t v_head_dim) {
+    kvf_model *model = read_with(json, NULL);
+    assert_heads(model, group, kv_heads, head_dim, v_head_dim);
+    if (kvf_model_note(model, 0))
+        fail_msg("%s", kvf_model_note(model, 0));
+    kvf_model_free(model);
+}
+
+static void old_families_have_names_of_their_own(void **state) {
+    (void)state;
+    assert_heads_of("{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 48, \"n_head\": 4, \"n_ctx\": 64"
+                    ", \"scale_attn_by_inverse_layer_idx\": true" BF16 "}",
+                    "full", 4, 12, 12);
+    assert_heads_of("{\"model_type\": \"bloom\", \"n_layer\": 2, \"n_embed\": 48, "
+                    "\"num_attention_heads\": 4" BF16 "}",
+                    "full", 4, 12, 12);
+    assert_heads_of("{\"model_type\": \"mpt\", \"n_layers\": 2, \"d_model\": 48, \"n_heads\": 4, "
+                    "\"attn_config\": {\"kv_n_heads\": 2}" BF16 "}",
+                    "full", 2, 12, 12);
+    assert_refused("{\"model_type\": \"gpt2\", \"n_embd\": 48, \"n_head\": 4" BF16 "}", KVF_E_INVALID,
+                   "n_layer is missing, and gpt2 has no default for it");
+    assert_refused("{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_embd\": 50, \"n_head\": 4" BF16 "}",
+                   KVF_E_INVALID, "head_dim is missing, and n_head, 4, does not divide n_embd, 50");
+    assert_refused("{\"model_type\": \"gpt2\", \"n_layer\": 2, \"n_head\": 4" BF16 "}", KVF_E_INVALID,
+                   "head_dim is missing, and so is n_embd");
+    assert_refused("{\"model_type\": \"gpt2\", \"n_layer\": 2, \"num_hidden_layers\": 3, \"n_embd\": 48, "
+                   "\"n_head\": 4" BF16 "}",
+                   KVF_E_INVALID, "n_layer is 2, but num_hidden_layers is 3");
+    assert_refused("{\"model_type\": \"mpt\", \"n_layers\": 2, \"d_model\": 48, \"n_heads\": 4, "
+                   "\"attn_config\": {\"kv_n_heads\": 3}" BF16 "}",
+                   KVF_E_INVALID, "attn_config.kv_n_heads is 3, which does not divide n_heads, 4");
+}
+
+/* Falcon 7B says that it has as many KV heads as heads, and has one. */
+static void multi_query_is_one_kv_head_whatever_else_is_said(void **state) {
+    (void)state;
+#define FALCON(fields)                                                                                       \
+    "{\"model_type\": \"falcon\", \"num_hidden_layers\": 2, \"hidden_size\": 48, "                           \
+    "\"num_attention_heads\": 6" BF16 fields "}"
+    assert_heads_of(FALCON(", \"num_kv_heads\": 6, \"multi_query\": true"), "full", 1, 8, 8);
+    assert_heads_of(FALCON(""), "full", 1, 8, 8);
+    assert_heads_of(FALCON(", \"multi_query\": false"), "full", 6, 8, 8);
+    assert_heads_of(FALCON(", \"num_kv_heads\": 2, \"new_decoder_architecture\": true"), "full", 2, 8, 8);
+    assert_heads_of(FALCON(", \"num_kv_heads\": null, \"new_decoder_architecture\": true"), "full", 6, 8, 8);
+    assert_refused(FALCON(", \"multi_query\": 1"), KVF_E_INVALID, "multi_query is 1; it must be true or");
+    assert_refused(FALCON(", \"new_decoder_architecture\": 1"), KVF_E_INVALID,
+                   "new_decoder_architecture is 1; it must be true or");
+#define STARCODER(fields)                                                                                    \
+    "{\"model_type\": \"gpt_bigcode\", \"n_layer\": 2, \"n_embd\": 48, \"n_head\": 6" BF16 fields "}"
+    assert_heads_of(STARCODER(""), "full", 1, 8, 8);
+    assert_heads_of(STARCODER(", \"multi_query\": false"), "full", 6, 8, 8);
+}
+
+/* The published form names the heads of windows; the form of transformers leaves them out: twice as many KV heads. */
+static void mimo_2_has_smaller_values_and_other_heads_in_windows(void **state) {
+    (void)state;
+#define MIMO(type, fields)                                                                                   \
+    "{\"model_type\": \"" type "\", \"num_hidden_layers\": 3, \"num_attention_heads\": 16, "                 \
+    "\"num_key_value_heads\": 2, \"head_dim\": 12, \"v_head_dim\": 8, \"attention_chunk_size\": 128" BF16    \
+        fields "}"
+    static const char published[] =
+        MIMO("mimo_v2_flash", ", \"hybrid_layer_pattern\": [0, 1, 1], \"sliding_window\": 64, "
+                              "\"sliding_window_size\": 64, \"swa_num_attention_heads\": 20, "
+                              "\"swa_num_key_value_heads\": 5, \"swa_head_dim\": 10, \"swa_v_head_dim\": 6");
+    kvf_model *model = read_with(published, NULL);
+    assert_layers(model, "FWW");
+    assert_int_equal(group_named(model, "swa")->window_tokens, 64);
+    kvf_model_free(model);
+    assert_heads_of(published, "full", 2, 12, 8);
+    assert_heads_of(published, "swa", 5, 10, 6);
+    static const char saved[] =
+        MIMO("mimo_v2", ", \"layer_types\": [\"full_attention\", \"sliding_attention\", "
+                        "\"sliding_attention\"], \"sliding_window_size\": 32");
+    assert_layers_of(saved, "FWW");
+    assert_heads_of(saved, "full", 2, 12, 8);
+    assert_heads_of(saved, "swa", 4, 12, 8);
+    assert_refused(MIMO("mimo_v2", ", \"hybrid_layer_pattern\": [0, 1, 2]"), KVF_E_RANGE,
+                   "hybrid_layer_pattern[2] is 2; allowed: 0 to 1");
+    assert_refused(MIMO("mimo_v2", ""), KVF_E_INVALID, "layer_types is missing");
+    assert_refused(MIMO("mimo_v2", ", \"hybrid_layer_pattern\": [0, 1, 1], \"sliding_window\": 64, "
+                                   "\"swa_num_attention_heads\": 20, \"swa_num_key_value_heads\": 3"),
+                   KVF_E_INVALID,
+                   "swa_num_key_value_heads is 3, which does not divide swa_num_attention_heads, 20");
+    assert_refused("{\"model_type\": \"mimo_v2\", \"num_hidden_layers\": 1, \"num_attention_heads\": 4, "
+                   "\"num_key_value_heads\": 2, \"head_dim\": 4, \"hybrid_layer_pattern\": [0]" BF16 "}",
+                   KVF_E_INVALID, "v_head_dim is missing");
+}
+
+static void step_3_5_lists_more_layers_than_it_has_and_other_heads_for_windows(void **state) {
+    (void)state;
+#define STEP(fields)                                                                                         \
+    "{\"model_type\": \"step3p5\", \"num_hidden_layers\": 2, \"num_attention_heads\": 8, "                   \
+    "\"num_attention_groups\": 2, \"sliding_window\": 64, \"use_rope_layers\": [true, true]" BF16 fields "}"
+#define STEP_TYPES(more)                                                                                     \
+    ", \"layer_types\": [\"full_attention\", \"sliding_attention\"" more "], \"num_nextn_predict_layers\": " \
+                                                                         "1"
+#define STEP_OTHER(type)                                                                                     \
+    ", \"attention_other_setting\": {\"attention_type\": \"" type "\", \"num_attention_heads\": 12, "        \
+    "\"num_attention_groups\": 3, \"head_dim\": 64, \"true_head_dim\": 64}"
+    static const char whole[] = STEP(STEP_TYPES(", \"sliding_attention\"") STEP_OTHER("sliding_attention"));
+    assert_layers_of(whole, "FW");
+    assert_heads_of(whole, "full", 2, 128, 128);
+    assert_heads_of(whole, "swa", 3, 64, 64);
+    /* without the layer that predicts, and the other heads for full layers, for no layers, and not given */
+    assert_layers_of(STEP(STEP_TYPES("")), "FW");
+    assert_heads_of(STEP(STEP_TYPES("") STEP_OTHER("full_attention")), "full", 3, 64, 64);
+    assert_heads_of(STEP(STEP_TYPES("") STEP_OTHER("full_attention")), "swa", 2, 128, 128);
+    assert_heads_of(STEP(STEP_TYPES("") STEP_OTHER("none")), "swa", 2, 128, 128);
+    assert_heads_of(STEP(STEP_TYPES("")), "swa", 2, 128, 128);
+    assert_refused(STEP(STEP_TYPES(", \"full_attention\", \"full_attention\"")), KVF_E_INVALID,
+                   "layer_types describes 4 layers, but num_hidden_layers is 2");
 }
 
 static void layers_that_share_a_cache_keep_none(void **state) {
@@ -724,6 +849,10 @@ int main(void) {
         cmocka_unit_test(some_families_are_full_in_the_first_layer_of_four_or_from_a_layer_on),
         cmocka_unit_test(layer_types_decide_before_any_pattern),
         cmocka_unit_test(gemma_4_has_heads_of_its_own_in_full_layers),
+        cmocka_unit_test(old_families_have_names_of_their_own),
+        cmocka_unit_test(multi_query_is_one_kv_head_whatever_else_is_said),
+        cmocka_unit_test(mimo_2_has_smaller_values_and_other_heads_in_windows),
+        cmocka_unit_test(step_3_5_lists_more_layers_than_it_has_and_other_heads_for_windows),
         cmocka_unit_test(layers_that_share_a_cache_keep_none),
         cmocka_unit_test(llama_4_has_chunks_where_positions_rotate),
         cmocka_unit_test(the_text_model_of_a_multimodal_one_is_read),

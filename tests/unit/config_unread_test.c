@@ -142,7 +142,8 @@ static void layers_that_cannot_be_are_refused(void **state) {
         {"\"0\": {\"sliding_window\": 8}", KVF_E_UNSUPPORTED,
          "per_layer_config.0.sliding_window is 8, but sliding_window is 16; layers that differ in it are "
          "not"},
-        {"\"0\": {\"num_attention_heads\": 16}", KVF_E_UNSUPPORTED, "layers that differ in it are not"},
+        {"\"0\": {\"num_attention_heads\": 6}", KVF_E_INVALID,
+         "num_key_value_heads is 4, which does not divide num_attention_heads, 6"},
         {"\"0\": {\"skip\": [\"attention\"]}", KVF_E_UNSUPPORTED,
          "per_layer_config.0.skip is [\"attention\"]; layers without some of their parts are not supported"},
     };
@@ -157,6 +158,15 @@ static void layers_that_cannot_be_are_refused(void **state) {
                    "\"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64, \"per_layer_config\": "
                    "{\"1\": {\"kv_lora_rank\": 256}}}",
                    KVF_E_UNSUPPORTED, "per_layer_config.1.kv_lora_rank is 256, but kv_lora_rank is 512");
+    assert_refused("{\"model_type\": \"mimo_v2\", \"dtype\": \"bfloat16\", \"num_hidden_layers\": 1, "
+                   "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 4, "
+                   "\"v_head_dim\": 2, \"hybrid_layer_pattern\": [0], \"per_layer_config\": {}}",
+                   KVF_E_UNSUPPORTED, "per_layer_config is given: it is not supported for mimo_v2");
+}
+
+static void a_layer_may_have_more_query_heads_for_the_same_cache(void **state) {
+    (void)state;
+    assert_same(GEMMA(BY_LAYER("")), GEMMA(BY_LAYER("\"0\": {\"num_attention_heads\": 16}")));
 }
 
 static void a_layer_may_repeat_what_holds_for_all(void **state) {
@@ -286,6 +296,7 @@ int main(void) {
         cmocka_unit_test(any_family_may_describe_its_layers_one_by_one),
         cmocka_unit_test(two_forms_that_say_different_things_are_refused),
         cmocka_unit_test(layers_that_cannot_be_are_refused),
+        cmocka_unit_test(a_layer_may_have_more_query_heads_for_the_same_cache),
         cmocka_unit_test(a_layer_may_repeat_what_holds_for_all),
         cmocka_unit_test(more_shapes_than_there_are_groups_for_are_refused),
         cmocka_unit_test(a_field_that_may_decide_a_size_and_is_not_read_is_noted),

@@ -25,7 +25,7 @@ from kvferry import Dtype, Model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "models").glob("*.json"))
-UNKNOWN_HERE = {"kimi_k2"}  # transformers has no class with this name
+UNKNOWN_HERE = {"kimi_k2", "mimo_v2"}  # transformers has no class with these names
 
 LAYERS = 8
 TOKENS = 5
@@ -71,6 +71,13 @@ SIZES: dict[str, Any] = {
     "mamba_num_heads": 8,
     "mamba_head_dim": 7,
     "n_groups": 4,
+    "n_layer": LAYERS,
+    "n_layers": LAYERS,
+    "n_embd": 96,
+    "d_model": 96,
+    "n_head": 6,
+    "n_heads": 6,
+    "num_kv_heads": 3,
     "attn_layer_period": 3,
     "attn_layer_offset": 1,
 }
@@ -90,6 +97,10 @@ OWN: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 60, "mamba_d_head": 5},
     "lfm2": {"layer_types": ["conv", "full_attention"] * (LAYERS // 2)},
     "lfm2_moe": {"layer_types": ["full_attention", "conv"] * (LAYERS // 2)},
+    "step3p5": {
+        "layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2),
+        "num_sliding_attention_heads": 12,
+    },
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
 }
 
@@ -102,7 +113,8 @@ WITH_HEADS = re.findall(
     "gemma3_text gemma3n_text gemma4_text gpt_oss cohere2 olmo3 exaone4 llama4_text "
     "flex_olmo phi arcee apertus hyperclovax jais2 nanochat hunyuan_v1_dense hunyuan_v1_moe gpt_neox opt "
     "nemotron ernie4_5 ernie4_5_moe bitnet hy_v3 solar_open seed_oss phi4_multimodal vaultgemma smollm3 mellum "
-    "laguna cohere2_moe afmoe cwm granite_swa granitemoe_swa exaone_moe gemma4_unified_text",
+    "laguna cohere2_moe afmoe cwm granite_swa granitemoe_swa exaone_moe gemma4_unified_text "
+    "gpt2 gptj bloom mpt gpt_bigcode falcon mimo_v2_flash",
 )
 TINY = {
     "vocab_size": 32,
@@ -121,6 +133,7 @@ TINY = {
     "num_experts_per_tok": 1,
     "n_group": 1,
     "topk_group": 1,
+    "rotary_dim": 8,
 }
 
 KINDS: dict[str, set[str]] = {
@@ -138,7 +151,11 @@ KINDS: dict[str, set[str]] = {
 # Fields that published configurations leave out.
 LEFT_OUT = {
     "num_key_value_heads",
+    "num_kv_heads",
+    "multi_query",
+    "new_decoder_architecture",
     "head_dim",
+    "v_head_dim",
     "sliding_window",
     "sliding_window_pattern",
     "use_sliding_window",
@@ -247,8 +264,15 @@ def attention_parts(text: Any, layer: int) -> tuple[tuple[str, Dtype, int, int, 
         )
     one = text.per_layer_config[layer]
     heads = getattr(one, "num_key_value_heads", None) or one.num_attention_heads
+    if text.model_type == "falcon":
+        several = text.new_decoder_architecture or not text.multi_query
+        heads = text.num_kv_heads if several else 1
     width = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
-    return (("k", dtype, heads, width, 1), ("v", dtype, heads, width, 1))
+    width_v = width
+    if text.model_type == "mimo_v2_flash":
+        heads *= 2 if text.layer_types[layer] == "sliding_attention" else 1
+        width_v = text.v_head_dim
+    return (("k", dtype, heads, width, 1), ("v", dtype, heads, width_v, 1))
 
 
 def state_parts(text: Any) -> tuple[tuple[str, Dtype, int, int, int], ...]:
@@ -368,6 +392,8 @@ class Saved(unittest.TestCase):
                         "state_size",
                         "mamba_d_state",
                         "head_dim",
+                        "n_embd",
+                        "d_model",
                         "hidden_size",
                     )
                     if field in text
