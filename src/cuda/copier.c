@@ -7,7 +7,7 @@
 
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
-#define POOL_BYTES UINT64_C(8388608) /* kept for tables of blocks; larger room is given back */
+#define POOL_BYTES UINT64_C(8388608) /* held for tables of blocks; larger room is given back */
 #define UPLOAD_BYTES 262144u         /* for tables on their way: 65536 ids */
 
 /* Boxes of one kernel: copies and conversions are launched separately. */
@@ -90,6 +90,16 @@ static kvf_status make_pool(kvf_copier *copier, const kvf_cuda *cuda) {
 
 static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
     return kvf_cuda_status(cuda, kvf_cuda_least_stream(cuda, &copier->stream), "making a stream");
+}
+
+/* A pool that needs more memory than it holds may wait for all work of the device, and an engine's work may wait for
+ * us. */
+static kvf_status fill_pool(kvf_copier *copier, const kvf_cuda *cuda) {
+    CUdeviceptr all = 0;
+    CUresult result = cuda->cuMemAllocFromPoolAsync(&all, POOL_BYTES, copier->pool, copier->stream);
+    if (!result)
+        result = cuda->cuMemFreeAsync(all, copier->stream);
+    return kvf_cuda_status(cuda, result, "filling a pool of memory");
 }
 
 static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
@@ -192,6 +202,8 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
         status = make_pool(copier, cuda);
     if (!status)
         status = make_stream(copier, cuda);
+    if (!status)
+        status = fill_pool(copier, cuda);
     if (!status)
         status = make_jobs(copier, cuda);
     if (!status)

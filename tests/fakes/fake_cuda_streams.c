@@ -27,8 +27,11 @@ struct CUmod_st {
     struct CUfunc_st kernels[KERNELS];
 };
 
+/* It holds the most that was used at once, but gives back what is more than `kept`. */
 struct CUmemPoolHandle_st {
     int device;
+    size_t used, held, kept;
+    bool destroyed; /* what is left of it is still released by streams */
 };
 
 typedef struct action {
@@ -198,6 +201,24 @@ static bool has_value(const action *todo) {
     return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - todo->word) >= 0;
 }
 
+/* ---- pools: needs the lock ---- */
+
+static void drop_unused(CUmemoryPool pool) {
+    if (pool->destroyed && pool->used == 0)
+        free(pool);
+}
+
+static void leave_pool(uint64_t address) {
+    const fake_range *found = fake_range_at(address);
+    CUmemoryPool pool = found ? found->pool : NULL;
+    if (!pool)
+        return;
+    pool->used -= found->bytes;
+    if (pool->held > pool->kept)
+        pool->held = pool->used > pool->kept ? pool->used : pool->kept;
+    drop_unused(pool);
+}
+
 /* Runs the first action of a stream; false: it is not due yet. */
 static bool step(CUstream stream, uint64_t now) {
     action *todo = stream->first;
@@ -217,6 +238,7 @@ static bool step(CUstream stream, uint64_t now) {
             todo->function->run(todo->from, todo->count, todo->tiles, todo->blocks);
             break;
         case RELEASE:
+            leave_pool(todo->to);
             (void)fake_free(todo->to);
             break;
         case RECORD:
@@ -528,19 +550,25 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     *pool = malloc(sizeof **pool);
     if (!*pool)
         return OUT_OF_MEMORY;
-    (*pool)->device = properties->location.id;
+    **pool = (struct CUmemPoolHandle_st){.device = properties->location.id};
     fake.left++;
     return 0;
 }
 
 CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
     BEGIN;
-    return pool && value && attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD ? 0 : INVALID_VALUE;
+    if (!pool || !value || attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
+        return INVALID_VALUE;
+    pool->kept = *(const uint64_t *)value;
+    return 0;
 }
 
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     BEGIN;
-    free(pool);
+    (void)pthread_mutex_lock(&fake.lock);
+    pool->destroyed = true;
+    drop_unused(pool);
+    (void)pthread_mutex_unlock(&fake.lock);
     fake.left--;
     return 0;
 }
@@ -550,14 +578,28 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPoo
     if (pool->device != stream_of(stream)->device)
         return INVALID_VALUE;
     (void)pthread_mutex_lock(&fake.lock);
+    if (pool->used + bytes > pool->held) {
+        (void)pthread_mutex_unlock(&fake.lock);
+        fake_wait_for_streams();
+        (void)pthread_mutex_lock(&fake.lock);
+    }
     const CUresult result = fake_allocate(address, bytes);
+    if (!result) {
+        fake_range_at(*address)->pool = pool;
+        pool->used += bytes;
+        pool->held = pool->used > pool->held ? pool->used : pool->held;
+    }
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     BEGIN_PUT;
-    return put(stream, (action){.kind = RELEASE, .to = address});
+    const CUresult result = put(stream, (action){.kind = RELEASE, .to = address});
+    (void)pthread_mutex_lock(&fake.lock);
+    fake_advance(); /* so that a test does not count what is released at once */
+    (void)pthread_mutex_unlock(&fake.lock);
+    return result;
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {

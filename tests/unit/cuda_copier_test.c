@@ -295,6 +295,38 @@ static void bringing_a_table_does_not_wait_for_the_jobs_before(void **unused) {
     close_scene(&scene);
 }
 
+/* Nor for the work of the engine, which the first table would if the pool were empty. */
+static void the_first_table_does_not_wait_for_the_engine(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(NULL);
+    const kvf_cuda *cuda;
+    kvf_device_table table;
+    uint64_t address;
+    CUstream engine;
+    CUevent over;
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
+    assert_int_equal(cuda->cuEventCreate(&over, 0), 0);
+    devices_strict(true);
+    devices_delay(300 * MS);
+    assert_int_equal(cuda->cuEventRecord(over, engine), 0);
+    devices_delay(0);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(kvf_copier_put_table(scene.copier, ids, 5, &table), KVF_OK);
+    assert_int_equal(kvf_copier_room(scene.copier, 1u << 20, &address), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuEventQuery(over), CUDA_ERROR_NOT_READY);
+    devices_strict(false);
+    devices_hasten();
+    kvf_copier_drop_table(scene.copier, &table);
+    kvf_copier_drop_room(scene.copier, address);
+    assert_int_equal(cuda->cuEventDestroy_v2(over), 0);
+    assert_int_equal(cuda->cuStreamDestroy_v2(engine), 0);
+    kvf_cuda_leave(cuda);
+    close_scene(&scene);
+}
+
 enum { LARGE_TABLES = 6, LARGE_IDS = 40000 }; /* up to 160 kB each */
 
 /* Puts tables while nothing that was put on the stream is done, and compares them when all of it is. */
@@ -883,6 +915,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(pages_are_copied_into_another_order_at_once),
         cmocka_unit_test(a_job_that_is_late_is_in_progress_and_its_boxes_stay),
         cmocka_unit_test(bringing_a_table_does_not_wait_for_the_jobs_before),
+        cmocka_unit_test(the_first_table_does_not_wait_for_the_engine),
         cmocka_unit_test(tables_that_are_brought_at_once_do_not_mix_and_leave_their_room_to_later_ones),
         cmocka_unit_test(a_table_for_which_there_is_no_memory_is_not_brought),
         cmocka_unit_test(a_job_waits_for_an_event_of_the_engines),
