@@ -96,6 +96,7 @@ enum {
     KVF_KEEPS_WINDOW = 2,
     KVF_KEEPS_CHUNK = 4,
     KVF_KEEPS_STATE = 8,
+    KVF_KEEPS_INDEXER = 16, /**< beside KVF_KEEPS_FULL with latents: the key of an indexer of its own */
 };
 #define KVF_KEEPS_ATTENTION (KVF_KEEPS_FULL | KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)
 
@@ -203,6 +204,8 @@ typedef struct kvf_family {
     uint32_t kv_heads;       /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
     uint32_t head_dim;       /**< 0: when not given, the hidden size divided by the heads */
     uint32_t index_head_dim; /**< of the indexer beside a latent; 0: none if not given */
+    uint32_t
+        index_every; /**< the default of `index_topk_freq`: of so many layers one has an indexer; 0: all */
     uint32_t window, chunk;
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
 } kvf_family;

@@ -493,6 +493,11 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
      .index_head_dim = 128},
+    {.model_types = "hy_v4",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = all_full,
+     .index_head_dim = 128,
+     .index_every = 4},
 
     /* State in all layers. */
     {.model_types = "mamba falcon_mamba", .layers = all_state, .state = &mamba1},

@@ -31,7 +31,8 @@ static const name_row read_names[] = {
     {ALWAYS, "head_dim attention_head_dim"},
     {ALWAYS, "layer_types layers_block_type per_layer_config"},
     {CHUNKS, "attention_chunk_size"},
-    {LATENT, "kv_lora_rank qk_rope_head_dim index_head_dim indexer_types index_topk_freq index_topk_pattern"},
+    {LATENT, "kv_lora_rank qk_rope_head_dim index_head_dim indexer_types index_topk_freq index_topk_pattern "
+             "index_skip_topk_offset"},
     {STATE, "mamba_ssm_cache_dtype mamba_ssm_dtype"},
 };
 

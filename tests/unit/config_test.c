@@ -471,7 +471,7 @@ static void step_3_5_lists_more_layers_than_it_has_and_other_heads_for_windows(v
     "\"num_attention_groups\": 2, \"sliding_window\": 64, \"use_rope_layers\": [true, true]" BF16 fields "}"
 #define STEP_TYPES(more)                                                                                     \
     ", \"layer_types\": [\"full_attention\", \"sliding_attention\"" more "], \"num_nextn_predict_layers\": " \
-                                                                         "1"
+    "1"
 #define STEP_OTHER(type)                                                                                     \
     ", \"attention_other_setting\": {\"attention_type\": \"" type "\", \"num_attention_heads\": 12, "        \
     "\"num_attention_groups\": 3, \"head_dim\": 64, \"true_head_dim\": 64}"
@@ -578,16 +578,66 @@ static void a_family_that_always_has_an_indexer_has_its_default(void **state) {
     kvf_model_free(model);
 }
 
+/* Which of 11 layers have an indexer: I, or L for a latent alone. */
+static void assert_indexers(const char *type, const char *fields, const char *wanted) {
+    char json[512];
+    char got[12] = "???????????";
+    (void)snprintf(json, sizeof json,
+                   "{\"model_type\": \"%s\", \"num_hidden_layers\": 11, \"kv_lora_rank\": 64, "
+                   "\"qk_rope_head_dim\": 8" BF16 "%s}",
+                   type, fields);
+    kvf_model *model = read_with(json, NULL);
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        assert_string_equal(group->name, g ? "mla.2" : "mla");
+        assert_part(&group->parts[0], "latent", KVF_DTYPE_BF16, 1, 1, 72, 1, 0, KVF_TP_REPLICATE);
+        assert_true(group->part_count == 1 || strcmp(group->parts[1].name, "indexer") == 0);
+        for (uint32_t i = 0; i < group->layer_count; i++)
+            got[group->layers[i]] = group->part_count == 1 ? 'L' : 'I';
+    }
+    if (kvf_model_note(model, 0))
+        fail_msg("%s", kvf_model_note(model, 0));
+    kvf_model_free(model);
+    assert_string_equal(got, wanted);
+}
+
+static void layers_that_share_an_indexer_keep_a_latent_alone(void **state) {
+    (void)state;
+    assert_indexers("deepseek_v32", "", "IIIIIIIIIII");
+    assert_indexers("deepseek_v3", "", "LLLLLLLLLLL");
+    assert_indexers("deepseek_v32", ", \"index_topk_freq\": 4", "IILLLILLLIL");
+    assert_indexers("deepseek_v32", ", \"index_topk_freq\": 4, \"index_skip_topk_offset\": 3", "IIILLLILLLI");
+    assert_indexers("deepseek_v32", ", \"index_topk_freq\": 0", "IIIIIIIIIII");
+    assert_indexers("deepseek_v32", ", \"index_topk_pattern\": \"FSSFSSSSFSF\"", "ILLILLLLILI");
+    assert_indexers(
+        "glm_moe_dsa",
+        ", \"index_topk_freq\": 4, \"indexer_types\": [\"full\", \"shared\", \"shared\", \"full\", "
+        "\"shared\", \"full\", \"full\", \"full\", \"full\", \"full\", \"full\"]",
+        "ILLILIIIIII");
+    assert_indexers("hy_v4", "", "IILLLILLLIL");
+    assert_indexers("hy_v4", ", \"index_topk_freq\": 1", "IIIIIIIIIII");
+}
+
 static void an_indexer_that_does_not_fit_is_refused(void **state) {
     (void)state;
-    assert_refused(LATENT(", \"index_topk_freq\": 4"), KVF_E_UNSUPPORTED,
-                   "index_topk_freq is given: layers that share an indexer are not supported");
-    assert_refused(LATENT(", \"index_topk_pattern\": \"FS\""), KVF_E_UNSUPPORTED,
-                   "index_topk_pattern is given: layers that share an indexer");
     assert_refused(LATENT(", \"index_head_dim\": 100"), KVF_E_INVALID,
                    "index_head_dim is 100; it must be a multiple of 128");
-    assert_refused(LATENT(", \"index_head_dim\": 128, \"indexer_types\": [\"full\", \"shared\"]"),
-                   KVF_E_UNSUPPORTED, "indexer_types[1] is \"shared\"");
+    assert_refused(LATENT(", \"index_head_dim\": 128, \"indexer_types\": [\"full\", \"none\"]"),
+                   KVF_E_INVALID, "indexer_types[1] is \"none\"; allowed: full and shared");
+    assert_refused(LATENT(", \"indexer_types\": [\"full\", null]"), KVF_E_INVALID,
+                   "indexer_types[1] is \"null\"; allowed: full and shared");
+    assert_refused(LATENT(", \"indexer_types\": [\"full\"]"), KVF_E_INVALID,
+                   "indexer_types describes 1 layers, but the model has 2");
+    assert_refused(LATENT(", \"index_topk_pattern\": \"FSF\""), KVF_E_INVALID,
+                   "index_topk_pattern describes 3 layers, but the model has 2");
+    assert_refused(LATENT(", \"index_topk_pattern\": \"FX\""), KVF_E_INVALID,
+                   "index_topk_pattern[1] is \"X\"; allowed: F and S");
+    assert_refused(LATENT(", \"index_topk_pattern\": 7"), KVF_E_INVALID,
+                   "index_topk_pattern is neither a text nor a list");
+    assert_refused(LATENT(", \"index_topk_pattern\": \"SF\""), KVF_E_INVALID,
+                   "layer 0 has no indexer, and no layer before it has one");
+    assert_refused(LATENT(", \"index_topk_freq\": 2, \"index_skip_topk_offset\": 0"), KVF_E_INVALID,
+                   "layer 0 has no indexer, and no layer before it has one");
     assert_refused("{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": 2, \"kv_lora_rank\": 512" BF16
                    "}",
                    KVF_E_INVALID, "qk_rope_head_dim is missing");
@@ -860,6 +910,7 @@ int main(void) {
         cmocka_unit_test(a_latent_is_one_replicated_unit),
         cmocka_unit_test(an_indexer_adds_its_key_and_the_scale_of_it),
         cmocka_unit_test(a_family_that_always_has_an_indexer_has_its_default),
+        cmocka_unit_test(layers_that_share_an_indexer_keep_a_latent_alone),
         cmocka_unit_test(an_indexer_that_does_not_fit_is_refused),
         cmocka_unit_test(mamba_2_keeps_x_b_c_and_a_state_for_each_head),
         cmocka_unit_test(mamba_1_keeps_x_and_a_state_for_each_channel),

@@ -88,6 +88,7 @@ OWN: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2)},
     "laguna": {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
     "mamba2": {"num_heads": 12, "head_dim": 24},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"] * (LAYERS // 2)},
     "nemotron_h": {
         "sliding_window": None,
         "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"] * 2,
@@ -167,6 +168,7 @@ LEFT_OUT = {
     "num_kv_shared_layers",
     "per_layer_config",
     "index_head_dim",
+    "indexer_types",
 }
 
 # The cache of one layer: window, chunk, and each part's name, dtype, units, elements of a cell, and rows.
@@ -254,7 +256,8 @@ def attention_parts(text: Any, layer: int) -> tuple[tuple[str, Dtype, int, int, 
     dtype = Dtype.F16
     if hasattr(text, "kv_lora_rank"):
         latent = ("latent", dtype, 1, text.kv_lora_rank + text.qk_rope_head_dim, 1)
-        if not hasattr(text, "index_head_dim"):
+        indexers = getattr(text, "indexer_types", None)
+        if not hasattr(text, "index_head_dim") or (indexers and indexers[layer] == "shared"):
             return (latent,)
         width = text.index_head_dim  # one byte each, and a scale for every 128
         return (
