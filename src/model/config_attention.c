@@ -32,7 +32,7 @@ static kvf_status read_one_kv_head(const kvf_config *config, bool *one) {
 
 static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
     const kvf_family *family = config->family;
-    const char *names = kvf_family_names(family)->kv_heads;
+    const kvf_size_names *names = kvf_family_names(family);
     bool one = false;
     kvf_status status = read_one_kv_head(config, &one);
     if (status || one) {
@@ -40,10 +40,11 @@ static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
         return status;
     }
     bool given;
-    status = kvf_field_number(&config->fields, names, 1, heads->query_heads, &given, &heads->kv_heads);
+    status =
+        kvf_field_number(&config->fields, names->kv_heads, 1, heads->query_heads, &given, &heads->kv_heads);
     if (status)
         return status;
-    bool null = !given && kvf_field_exists(&config->fields, names);
+    bool null = !given && kvf_field_exists(&config->fields, names->kv_heads);
     if (given)
         return check_kv_heads(config, heads);
     if (family->kv_heads == KVF_AS_MANY_AS_HEADS || (null && family->null_kv_heads))
@@ -51,7 +52,7 @@ static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
     else if (!null && family->kv_heads)
         heads->kv_heads = family->kv_heads;
     else
-        return kvf_field_missing(&config->fields, names);
+        return kvf_field_missing(&config->fields, names->kv_heads);
     return check_kv_heads(config, heads);
 }
 
