@@ -142,8 +142,7 @@ typedef struct kvf_config_options {
  * sliding-window and chunked layers, and models whose layers, or keys and values, differ in heads and head size. A
  * family that is not known, a field that is missing and has no default in its family, and fields that contradict each
  * other are errors that name the field. A field that is not read for this family but may, judging by its name, decide a
- * size is not an error:
- * kvf_model_note() names it.
+ * size is not an error: kvf_model_note() names it.
  *
  * @param json     the text; need not end in a zero byte
  * @param options  NULL for the defaults

@@ -204,8 +204,7 @@ typedef struct kvf_family {
     uint32_t kv_heads;       /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
     uint32_t head_dim;       /**< 0: when not given, the hidden size divided by the heads */
     uint32_t index_head_dim; /**< of the indexer beside a latent; 0: none if not given */
-    uint32_t
-        index_every; /**< the default of `index_topk_freq`: of so many layers one has an indexer; 0: all */
+    uint32_t index_every;    /**< of so many layers one has an indexer, unless a field says it; 0: all */
     uint32_t window, chunk;
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
 } kvf_family;
@@ -256,7 +255,7 @@ typedef struct kvf_config {
 /** Sets window_tokens, chunk_tokens, layer_count and keeps (the caller frees it, also after a failure). */
 kvf_status kvf_config_read_layers(kvf_config *config);
 
-/** What a word of a list of layers stands for; false if it is not known. */
+/** Finds what a layer keeps that a configuration describes by this word. Returns false if the word is not known. */
 bool kvf_config_word_keeps(const char *word, uint8_t *keeps);
 
 /**

@@ -400,16 +400,13 @@ static kvf_status add_latent_groups(kvf_config *config) {
         status = read_indexer(config, &indexer);
     if (status)
         return status;
-    uint32_t own = 0;
-    uint32_t all = 0;
-    for (uint32_t i = 0; i < config->layer_count; i++) {
-        own += (config->keeps[i] & KVF_KEEPS_INDEXER) != 0;
-        all += (config->keeps[i] & KVF_KEEPS_FULL) != 0;
-    }
-    add_latents(config, "mla", rank + rope, own > 0); /* each at most 2^24 */
-    if (own > 0)
+    bool shared = false;
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        shared = shared || ((config->keeps[i] & KVF_KEEPS_FULL) && !(config->keeps[i] & KVF_KEEPS_INDEXER));
+    add_latents(config, "mla", rank + rope, indexer > 0); /* each at most 2^24 */
+    if (indexer)
         add_indexer(config, indexer);
-    if (own > 0 && own < all)
+    if (indexer && shared)
         add_latents(config, "mla.2", rank + rope, false);
     return KVF_OK;
 }

@@ -85,6 +85,11 @@ static bool rules_give(const kvf_family *family, uint8_t what) {
     return false;
 }
 
+/* Whether layers of this model keep `what`, or those of another model of its family. */
+static bool may_keep(const kvf_config *config, uint8_t what) {
+    return kvf_config_has(config, what) || rules_give(config->family, what);
+}
+
 static bool holds(const kvf_config *config, condition when) {
     const kvf_family *family = config->family;
     struct json_object *list;
@@ -96,7 +101,7 @@ static bool holds(const kvf_config *config, condition when) {
     case STATE:
         return family->state != NULL;
     case CHUNKS:
-        return kvf_config_has(config, KVF_KEEPS_CHUNK) || rules_give(family, KVF_KEEPS_CHUNK);
+        return may_keep(config, KVF_KEEPS_CHUNK);
     case NO_WINDOW:
         return !kvf_config_has(config, KVF_KEEPS_WINDOW);
     case LISTED:
@@ -117,11 +122,6 @@ static bool is_one(const char *name, const char *names) {
     return names && kvf_config_is_among(name, names);
 }
 
-/* Whether the family has windows in some layers, or in some models. */
-static bool has_windows(const kvf_config *config) {
-    return kvf_config_has(config, KVF_KEEPS_WINDOW) || rules_give(config->family, KVF_KEEPS_WINDOW);
-}
-
 static bool is_of_other_heads(const kvf_other_heads *other, const char *name) {
     return other && (is_one(name, other->keeps_field) || is_one(name, other->query_heads) ||
                      is_one(name, other->kv_heads) || is_one(name, other->head_dim) ||
@@ -133,7 +133,7 @@ static bool is_of_family(const kvf_config *config, const char *name) {
     const kvf_size_names *names = kvf_family_names(family);
     if (is_one(name, names->layers) || is_one(name, names->hidden) || is_one(name, names->heads) ||
         is_one(name, names->kv_heads) || is_of_other_heads(family->other, name) ||
-        (has_windows(config) && is_one(name, kvf_family_window_names(family))))
+        (may_keep(config, KVF_KEEPS_WINDOW) && is_one(name, kvf_family_window_names(family))))
         return true;
     for (const kvf_layer_rule *rule = family->layers; rule->kind != KVF_RULE_END; rule++)
         if (is_one(name, rule->field) || is_one(name, rule->second))

@@ -2,8 +2,8 @@
  * Overrides for single layers: per_layer_config, which has an object for each layer that differs, such as {"05":
  * {"head_dim": 512, "num_key_value_heads": 2}}.
  *
- * Layers may differ in heads, KV heads and head size. Any other field that decides a size is refused if its value differs
- * from that of the whole configuration.
+ * Layers may differ in heads, KV heads and head size. Any other field that decides a size is refused if its value
+ * differs from that of the whole configuration.
  */
 #include <limits.h>
 #include <stdio.h>
