@@ -110,13 +110,13 @@ kvf_status kvf_area_check(kvf_area *a) {
     kvf_status status = check_place(a->shard, a->group, a->part);
     if (status)
         return status;
-    const kvf_group_shard_desc *held = &a->shard->groups[a->group];
+    const kvf_held_group *held = &a->shard->groups[a->group];
     if (a->begin > a->end || a->end > UINT64_MAX / 4)
         return kvf_fail(KVF_E_RANGE, "checksum: steps are [%llu, %llu); allowed: ranges inside [0, %llu)",
                         (unsigned long long)a->begin, (unsigned long long)a->end,
                         (unsigned long long)(UINT64_MAX / 4));
-    a->side = (kvf_walk_side){held->tokens_per_block / held->kernel_blocks_per_block, held->tokens};
-    a->blocks = (kvf_table_side){"checksum", a->table, a->side.kernel_tokens, held->kernel_blocks_per_block,
+    a->side = (kvf_walk_side){held->kernel_steps, held->share};
+    a->blocks = (kvf_table_side){"checksum", a->table, a->side.kernel_steps, held->kernel_blocks_per_block,
                                  held->block_count};
     a->cell = kvf_model_group(a->shard->model, a->group)->parts[a->part];
     status = check_inside("layers", a->layers, a->shard->group_layers[a->group]);
@@ -258,7 +258,7 @@ static void add_steps(tally *t, const sheet *s, const unsigned char *cell, uint6
 static void add_piece(const kvf_area *a, const sheet *s, const kvf_walk_piece *piece, uint64_t *sums,
                       tally *t) {
     const kvf_placement *p = s->placement;
-    uint64_t row = piece->local_position % a->side.kernel_tokens * s->rows_per_step;
+    uint64_t row = piece->local_position % a->side.kernel_steps * s->rows_per_step;
     const unsigned char *cell = s->first + kernel_block(a, piece) * p->block_stride + row * p->row_stride;
     uint64_t seed = s->seeds.first + piece->step * s->seeds.step;
     uint32_t units = a->units.end - a->units.begin;

@@ -27,7 +27,7 @@ kvf_group_steps *kvf_steps_copy(const kvf_group_steps *groups, uint32_t count) {
     return copy;
 }
 
-static kvf_status check_table(const kvf_group_shard_desc *held, const kvf_block_table *table) {
+static kvf_status check_table(const kvf_held_group *held, const kvf_block_table *table) {
     if (table->count > 0 && !table->ids)
         return kvf_fail(KVF_E_INVALID, "table.ids is NULL");
     for (uint32_t i = 0; i < table->count; i++)
@@ -37,7 +37,7 @@ static kvf_status check_table(const kvf_group_shard_desc *held, const kvf_block_
     return KVF_OK;
 }
 
-static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_steps *group) {
+static kvf_status check_group(const kvf_held_group *held, const kvf_group_steps *group) {
     kvf_status status = kvf_check_steps(group->begin, group->end);
     return status ? status : check_table(held, &group->table);
 }
@@ -45,17 +45,17 @@ static kvf_status check_group(const kvf_group_shard_desc *held, const kvf_group_
 /* The blocks of the sequence with those needed steps of a group that lie within [begin, end). */
 static void needed_blocks(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,
                           uint64_t part_begin, uint64_t part_end, uint64_t *from, uint64_t *to) {
-    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_held_group *held = &shard->groups[group];
     uint64_t first = kvf_first_moved(kvf_model_group(shard->model, group), steps->begin, steps->end);
     first = kvf_max_u64(first, part_begin);
     uint64_t last = kvf_min_u64(steps->end, part_end);
-    kvf_walk_side side = {held->tokens_per_block, held->tokens};
+    kvf_walk_side side = {held->steps_per_block, held->share};
     uint64_t begin = kvf_walk_position(&side, first), end = kvf_walk_position(&side, last);
     *from = *to = 0;
     if (begin >= end)
         return;
-    *from = begin / held->tokens_per_block;
-    *to = (end - 1) / held->tokens_per_block + 1;
+    *from = begin / held->steps_per_block;
+    *to = (end - 1) / held->steps_per_block + 1;
 }
 
 /* Without this check, the fault would show only after the peer was met, as an event. */
@@ -106,12 +106,11 @@ kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *group
 
 /* A table without the blocks behind the steps' end: an engine also allocates for tokens to come. Of shares the first keeps
  * most, and its end counts for all ranks, as their tables must be the same. */
-static kvf_block_table up_to_end(const kvf_group_shard_desc *held, uint64_t end,
-                                 const kvf_block_table *table) {
-    kvf_walk_side first = {held->tokens_per_block, held->tokens};
+static kvf_block_table up_to_end(const kvf_held_group *held, uint64_t end, const kvf_block_table *table) {
+    kvf_walk_side first = {held->steps_per_block, held->share};
     first.share.index = 0;
     const uint64_t steps = kvf_walk_position(&first, end);
-    const uint64_t blocks = steps / held->tokens_per_block + (steps % held->tokens_per_block > 0);
+    const uint64_t blocks = steps / held->steps_per_block + (steps % held->steps_per_block > 0);
     const uint64_t most = blocks - kvf_min_u64(blocks, table->first_block);
     return (kvf_block_table){table->ids, (uint32_t)kvf_min_u64(table->count, most), table->first_block};
 }

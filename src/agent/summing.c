@@ -66,7 +66,7 @@ static uint64_t sums_of(const kvf_summing *s, kvf_range layers) {
 /* The cells of one layer from a position on, as boxes have them. */
 static kvf_box pages_of(const kvf_area *a, uint32_t layer, uint64_t position, const uint32_t *ids) {
     const kvf_placement *placement = kvf_shard_placement(a->shard, a->group, layer, a->part);
-    const uint64_t logical = (uint64_t)a->side.kernel_tokens * a->blocks.kernel_blocks_per_block;
+    const uint64_t logical = (uint64_t)a->side.kernel_steps * a->blocks.kernel_blocks_per_block;
     return (kvf_box){.memory = (unsigned char *)(uintptr_t)kvf_area_first(a, layer),
                      .block_stride = placement->block_stride,
                      .row_stride = placement->row_stride,
@@ -74,7 +74,7 @@ static kvf_box pages_of(const kvf_area *a, uint32_t layer, uint64_t position, co
                      .piece_stride = placement->piece_stride,
                      .blocks = ids,
                      .kernel_blocks = a->blocks.kernel_blocks_per_block,
-                     .block_rows = (uint64_t)a->side.kernel_tokens * a->cell.rows_per_step,
+                     .block_rows = (uint64_t)a->side.kernel_steps * a->cell.rows_per_step,
                      .first_row = position % logical * a->cell.rows_per_step,
                      .units = a->units.end - a->units.begin,
                      .pieces = placement->pieces,
@@ -162,7 +162,7 @@ static kvf_status advance(kvf_summing *s) {
 /* Takes the entries of the table that the area's steps are in. */
 static kvf_status take_table(kvf_summing *s, const kvf_area *a) {
     const uint64_t first = kvf_walk_position(&a->side, a->begin), last = kvf_walk_position(&a->side, a->end);
-    const uint64_t logical = (uint64_t)a->side.kernel_tokens * a->blocks.kernel_blocks_per_block;
+    const uint64_t logical = (uint64_t)a->side.kernel_steps * a->blocks.kernel_blocks_per_block;
     const uint64_t begin = first / logical, end = (last + logical - 1) / logical;
     s->table = (kvf_block_table){.ids = s->ids, .first_block = (uint32_t)begin};
     if (first == last)

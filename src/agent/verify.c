@@ -149,7 +149,7 @@ static void compare(struct kvf_check *check) {
     const kvf_agent *agent = ticket->base.agent;
     const kvf_plan_cut *cut = kvf_plan_get_cut(ticket->remote->plan, check->cut);
     uint64_t steps = check->end - check->begin;
-    const kvf_token_share own = kvf_shard_get(agent->shard)->groups[cut->group].tokens;
+    const kvf_token_share own = agent->shard->groups[cut->group].share;
     for (uint64_t i = 0; i < steps; i++) {
         uint64_t step = check->begin + i;
         if (check->ours.sums[i] == check->theirs[i] || !is_kept(own, step) || !is_kept(cut->tokens, step))

@@ -175,7 +175,7 @@ static kvf_status cover_units(cover *c, kvf_range layers) {
 
 /* The index in `shares` of a rank's share; UINT32_MAX: the rank has no tokens we keep. */
 static uint32_t share_at(const cover *c, uint32_t rank) {
-    uint32_t held = c->plan->remote->shards[rank]->groups[c->group].tokens.index;
+    uint32_t held = c->plan->remote->shards[rank]->groups[c->group].share.index;
     const uint32_t *found = bsearch(&held, c->shares, c->share_count, sizeof held, by_value);
     return found ? (uint32_t)(found - c->shares) : UINT32_MAX;
 }
@@ -195,7 +195,7 @@ static void count_ranks(const cover *c) {
  */
 static void list_shares(cover *c) {
     const uint32_t ranks = c->plan->remote->shard_count, count = share_of(c, 0).count;
-    const kvf_token_share wanted = c->plan->local->groups[c->group].tokens;
+    const kvf_token_share wanted = c->plan->local->groups[c->group].share;
     c->share_count = 0;
     for (uint32_t share = 0; share < count && c->share_count <= ranks; share++)
         if (kvf_shares_meet(share_of(c, share), wanted))
@@ -227,9 +227,9 @@ static void list_holders(cover *c) {
     const kvf_engine *remote = c->plan->remote;
     for (uint32_t i = 0; i < c->holder_count; i++) {
         const kvf_shard *shard = remote->shards[c->order[i]];
-        const kvf_group_shard_desc *held = &shard->groups[c->group];
+        const kvf_held_group *held = &shard->groups[c->group];
         c->holders[i] = (holder){.rank = c->order[i],
-                                 .share = held->tokens.index,
+                                 .share = held->share.index,
                                  .layers = shard->group_layers[c->group],
                                  .units = held->parts[c->part].units};
     }

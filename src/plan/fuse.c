@@ -205,11 +205,11 @@ static uint64_t place_in_cell(const kvf_placement *placement, uint64_t piece_byt
 /* Whether blocks can be whole on both sides: both have the same number of tokens, none missing in between, and the rows
  * fit in 32 bits. */
 static bool has_whole_blocks(const kvf_plan_walk *walk, const kvf_group_desc *group) {
-    uint32_t tokens = walk->local.kernel_tokens;
+    uint32_t tokens = walk->local.kernel_steps;
     for (uint32_t p = 0; p < group->part_count; p++)
         if (group->parts[p].rows_per_step > UINT32_MAX / tokens)
             return false;
-    return tokens == walk->remote.kernel_tokens && tokens > 1 && walk->local.share.count == 1 &&
+    return tokens == walk->remote.kernel_steps && tokens > 1 && walk->local.share.count == 1 &&
            walk->remote.share.count == 1;
 }
 
@@ -248,7 +248,7 @@ static uint32_t find_walk(const kvf_plan *plan, uint32_t known, const kvf_plan_c
 /* The walks of a cut, `count` of them from `first` on; makes them if there are none. Cuts are ordered by group. */
 static kvf_status walks_of(fusion *f, const kvf_plan_cut *cut, uint32_t *first, uint32_t *count) {
     kvf_plan *plan = f->plan;
-    const kvf_group_shard_desc *local = &plan->local->groups[cut->group];
+    const kvf_held_group *local = &plan->local->groups[cut->group];
     const kvf_engine_group *remote = &plan->remote->groups[cut->group];
     uint32_t *known = &f->first_walks[cut->tokens.index % plan->remote->shard_count];
     *first = find_walk(plan, *known, cut);
@@ -260,14 +260,13 @@ static kvf_status walks_of(fusion *f, const kvf_plan_cut *cut, uint32_t *first, 
     kvf_status status = plan->walk_count + 2 > f->walk_capacity ? grow_walks(f) : KVF_OK;
     if (status)
         return status;
-    kvf_plan_walk walk = {
-        .group = cut->group,
-        .local = {local->tokens_per_block / local->kernel_blocks_per_block, local->tokens},
-        .remote = {remote->tokens_per_block / remote->kernel_blocks_per_block, cut->tokens}};
+    kvf_plan_walk walk = {.group = cut->group,
+                          .local = {local->kernel_steps, local->share},
+                          .remote = {remote->kernel_steps, cut->tokens}};
     *first = *known = plan->walk_count;
     *count = 1;
     if (!plan->converts && has_whole_blocks(&walk, kvf_model_group(plan->local->model, cut->group))) {
-        walk.whole_steps = walk.local.kernel_tokens;
+        walk.whole_steps = walk.local.kernel_steps;
         plan->walks[plan->walk_count++] = walk;
         walk.takes_whole = true;
         *count = 2;
@@ -278,7 +277,7 @@ static kvf_status walks_of(fusion *f, const kvf_plan_cut *cut, uint32_t *first, 
 
 /* Whether blocks have a single step under the rules of a walk, on both sides. */
 static bool one_step_a_block(const kvf_plan_walk *walk) {
-    return walk->takes_whole || (walk->local.kernel_tokens == 1 && walk->remote.kernel_tokens == 1);
+    return walk->takes_whole || (walk->local.kernel_steps == 1 && walk->remote.kernel_steps == 1);
 }
 
 static kvf_status grow_lanes(fusion *f) {

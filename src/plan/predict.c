@@ -25,9 +25,9 @@ static bool same_edge(const run_edge *a, const run_edge *b) {
  */
 static uint64_t scattered_place(const kvf_walk_side *side, uint32_t kernel_blocks_per_block,
                                 uint64_t position, const kvf_strides *strides, uint32_t rows_per_step) {
-    uint64_t kernel = position / side->kernel_tokens;
+    uint64_t kernel = position / side->kernel_steps;
     uint64_t block = kernel + kernel / kernel_blocks_per_block * kernel_blocks_per_block;
-    return block * strides->block + position % side->kernel_tokens * rows_per_step * strides->row;
+    return block * strides->block + position % side->kernel_steps * rows_per_step * strides->row;
 }
 
 static void add_piece(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint64_t rows, uint64_t local,

@@ -57,17 +57,16 @@ static bool read_from(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint
 }
 
 static bool same_steps(const kvf_copy_rule *rule, kvf_strides strides, const kvf_placement *placement,
-                       const kvf_part_desc *part, uint32_t kernel_tokens) {
+                       const kvf_part_desc *part, uint32_t kernel_steps) {
     return strides.block == placement->block_stride &&
-           (kernel_tokens == 1 || rule->whole_blocks ||
+           (kernel_steps == 1 || rule->whole_blocks ||
             strides.row * rule->rows_per_step == placement->row_stride * part->rows_per_step);
 }
 
 /* Whether a side of a walk has the block size and token share of its shard. */
-static bool same_tokens(const kvf_walk_side *side, const kvf_group_shard_desc *held) {
-    return side->kernel_tokens == held->tokens_per_block / held->kernel_blocks_per_block &&
-           side->share.index == held->tokens.index && side->share.count == held->tokens.count &&
-           side->share.width == held->tokens.width;
+static bool same_tokens(const kvf_walk_side *side, const kvf_held_group *held) {
+    return side->kernel_steps == held->kernel_steps && side->share.index == held->share.index &&
+           side->share.count == held->share.count && side->share.width == held->share.width;
 }
 
 static kvf_status check_answer(proof *p, uint32_t index, const kvf_copy_lane *lane, uint64_t remote,
@@ -80,21 +79,21 @@ static kvf_status check_answer(proof *p, uint32_t index, const kvf_copy_lane *la
     const kvf_shard *shard = plan->remote->shards[rank];
     kvf_cell_location there = {.struct_size = sizeof there};
     if (kvf_shard_locate(shard, p->group, p->layer, p->part, 0, p->row, p->unit, &there) ||
-        shard->groups[p->group].tokens.index != rule->remote_tokens.index)
+        shard->groups[p->group].share.index != rule->remote_tokens.index)
         return cell_fault(p, KVF_E_MISMATCH, "the cell is read from a rank that does not hold it", rank);
     uint64_t together, offset = address_in(&there, p->at, &together);
     p->bytes = kvf_min_u64(p->bytes, together);
     if (there.region != lane->remote_region || offset != remote || room < p->bytes)
         return cell_fault(p, KVF_E_MISMATCH, "the cell is read from a wrong address", rank);
     if (walk->group != p->group || walk->takes_whole != rule->whole_blocks ||
-        (walk->whole_steps != 0 && walk->whole_steps != walk->local.kernel_tokens) ||
+        (walk->whole_steps != 0 && walk->whole_steps != walk->local.kernel_steps) ||
         !same_tokens(&walk->local, &plan->local->groups[p->group]) ||
         !same_tokens(&walk->remote, &shard->groups[p->group]))
         return cell_fault(p, KVF_E_MISMATCH, "the tokens are those of another share or block size", rank);
     if (!same_steps(rule, rule->local, kvf_shard_placement(plan->local, p->group, p->layer, p->part), part,
-                    walk->local.kernel_tokens) ||
+                    walk->local.kernel_steps) ||
         !same_steps(rule, rule->remote, kvf_shard_placement(shard, p->group, p->layer, p->part), part,
-                    walk->remote.kernel_tokens))
+                    walk->remote.kernel_steps))
         return cell_fault(p, KVF_E_MISMATCH, "the address is right in the first block only", rank);
     if (p->answers[rule->remote_tokens.index]++)
         return cell_fault(p, KVF_E_OVERLAP, "the cell is written twice", rank);
@@ -121,7 +120,7 @@ static kvf_status check_bytes(proof *p) {
     }
     kvf_token_share share = {0, remote->share_count, remote->share_width};
     for (; share.index < share.count && !status; share.index++)
-        if (!p->answers[share.index] && kvf_shares_meet(share, plan->local->groups[p->group].tokens))
+        if (!p->answers[share.index] && kvf_shares_meet(share, plan->local->groups[p->group].share))
             status = cell_fault(p, KVF_E_UNCOVERED, "no rule writes the cell", UINT32_MAX);
     return status;
 }
@@ -138,7 +137,7 @@ static kvf_status check_cell(proof *p) {
  * as many as its cells have. */
 static kvf_status check_totals(const kvf_plan *plan, uint32_t group, bool whole, uint32_t steps) {
     const kvf_group_desc *desc = kvf_model_group(plan->local->model, group);
-    const kvf_group_shard_desc *held = &plan->local->groups[group];
+    const kvf_held_group *held = &plan->local->groups[group];
     uint64_t wanted = 0, written = 0;
     for (uint32_t p = 0; p < desc->part_count; p++)
         wanted += (uint64_t)(held->parts[p].units.end - held->parts[p].units.begin) *
@@ -149,7 +148,7 @@ static kvf_status check_totals(const kvf_plan *plan, uint32_t group, bool whole,
     kvf_token_share share = {0, plan->remote->groups[group].share_count,
                              plan->remote->groups[group].share_width};
     for (; share.index < share.count; share.index++)
-        shares += kvf_shares_meet(share, held->tokens);
+        shares += kvf_shares_meet(share, held->share);
     for (uint32_t i = 0; i < plan->rule_count; i++) {
         const kvf_copy_rule *rule = &plan->rules[i];
         if (rule->group == group && rule->whole_blocks == whole)

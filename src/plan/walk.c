@@ -18,7 +18,7 @@ static uint64_t first_kept(const kvf_walk_side *side, uint64_t step) {
 
 /* How many steps from `step` on, which is kept, are neighbours in one kernel block. */
 static uint64_t contiguous_steps(const kvf_walk_side *side, uint64_t step, uint64_t position) {
-    uint64_t in_block = side->kernel_tokens - position % side->kernel_tokens;
+    uint64_t in_block = side->kernel_steps - position % side->kernel_steps;
     if (side->share.count == 1)
         return in_block;
     return kvf_min_u64(in_block, side->share.width - step % side->share.width);
@@ -36,7 +36,7 @@ uint64_t kvf_walk_position(const kvf_walk_side *side, uint64_t step) {
 }
 
 bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece) {
-    KVF_ASSERT(walk->local.kernel_tokens > 0 && walk->remote.kernel_tokens > 0);
+    KVF_ASSERT(walk->local.kernel_steps > 0 && walk->remote.kernel_steps > 0);
     uint64_t step = walk->at;
     for (;;) {
         uint64_t local = first_kept(&walk->local, step);
@@ -57,9 +57,9 @@ bool kvf_walk_next(kvf_walk *walk, kvf_walk_piece *piece) {
     piece->steps = (uint32_t)kvf_min_u64(steps, walk->end - step);
     walk->at = step + piece->steps;
     KVF_ASSERT(piece->steps > 0 && walk->at <= walk->end);
-    KVF_ASSERT(piece->local_position % walk->local.kernel_tokens + piece->steps <= walk->local.kernel_tokens);
-    KVF_ASSERT(piece->remote_position % walk->remote.kernel_tokens + piece->steps <=
-               walk->remote.kernel_tokens);
+    KVF_ASSERT(piece->local_position % walk->local.kernel_steps + piece->steps <= walk->local.kernel_steps);
+    KVF_ASSERT(piece->remote_position % walk->remote.kernel_steps + piece->steps <=
+               walk->remote.kernel_steps);
     return true;
 }
 

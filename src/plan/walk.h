@@ -5,7 +5,7 @@
  *
  *   position(t) = t / (width * count) * width + t % width        (t / width % count == index)
  *
- * and position p lies in kernel block p / kernel_tokens, row p % kernel_tokens. Everything here is arithmetic
+ * and position p lies in kernel block p / kernel_steps, row p % kernel_steps. Everything here is arithmetic
  * on positions; block tables are looked up later.
  */
 #ifndef KVF_PLAN_WALK_H
@@ -17,8 +17,8 @@
 
 /** One side of a walk. */
 typedef struct kvf_walk_side {
-    uint32_t kernel_tokens; /* of a kernel block */
-    kvf_token_share share;  /* defaults filled in */
+    uint32_t kernel_steps; /* of a kernel block */
+    kvf_token_share share; /* defaults filled in */
 } kvf_walk_side;
 
 typedef struct kvf_walk {

@@ -72,7 +72,7 @@ const kvf_plan *kvf_request_plan(const kvf_request *request) {
 
 kvf_status kvf_table_look_up(const kvf_table_side *side, uint64_t position, uint64_t step,
                              uint32_t *kernel_block) {
-    uint64_t kernel = position / side->kernel_tokens;
+    uint64_t kernel = position / side->kernel_steps;
     uint64_t logical = kernel / side->kernel_blocks_per_block;
     const kvf_block_table *table = side->table;
     if (logical < table->first_block || logical - table->first_block >= table->count)
@@ -119,14 +119,14 @@ static kvf_status walk_tables(const kvf_plan_walk *sides, const kvf_table_side *
         uint32_t steps;
         if (!kvf_plan_walk_takes(sides, &at, &steps))
             continue;
-        kvf_piece piece = {.local_step = (uint32_t)(at.local_position % local->kernel_tokens),
-                           .remote_step = (uint32_t)(at.remote_position % remote->kernel_tokens),
+        kvf_piece piece = {.local_step = (uint32_t)(at.local_position % local->kernel_steps),
+                           .remote_step = (uint32_t)(at.remote_position % remote->kernel_steps),
                            .steps = steps};
         kvf_status status = kvf_table_look_up(local, at.local_position, at.step, &piece.local_block);
         if (!status)
             status = kvf_table_look_up(remote, at.remote_position, at.step, &piece.remote_block);
-        KVF_ASSERT(status || piece.local_step + steps <= local->kernel_tokens);
-        KVF_ASSERT(status || piece.remote_step + steps <= remote->kernel_tokens);
+        KVF_ASSERT(status || piece.local_step + steps <= local->kernel_steps);
+        KVF_ASSERT(status || piece.remote_step + steps <= remote->kernel_steps);
         if (!status)
             status = add_piece(out, piece);
         if (status)
@@ -168,16 +168,16 @@ static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_gro
     if (!plan->asked[group] && wanted->begin < wanted->end)
         return kvf_fail(KVF_E_INVALID, "steps [%llu, %llu) are wanted, but the plan leaves this group out",
                         (unsigned long long)wanted->begin, (unsigned long long)wanted->end);
-    const kvf_group_shard_desc *held = &plan->local->groups[group];
+    const kvf_held_group *held = &plan->local->groups[group];
     const kvf_engine_group *remote_group = &plan->remote->groups[group];
     uint64_t begin = first_wanted(request, group, wanted);
     for (uint32_t w = 0; w < plan->walk_count && !status; w++) {
         const kvf_plan_walk *sides = &plan->walks[w];
         if (sides->group != group)
             continue;
-        kvf_table_side local = {"local", &wanted->local, sides->local.kernel_tokens,
+        kvf_table_side local = {"local", &wanted->local, sides->local.kernel_steps,
                                 held->kernel_blocks_per_block, held->block_count};
-        kvf_table_side remote = {"remote", &wanted->remote, sides->remote.kernel_tokens,
+        kvf_table_side remote = {"remote", &wanted->remote, sides->remote.kernel_steps,
                                  remote_group->kernel_blocks_per_block, remote_group->block_count};
         status = walk_tables(sides, &local, &remote, begin, wanted->end, &request->next[w]);
     }

@@ -85,7 +85,7 @@ bool kvf_nest_measure(const kvf_run_shape *shape, kvf_nest_size *out);
 typedef struct kvf_table_side {
     const char *name; /* for messages */
     const kvf_block_table *table;
-    uint32_t kernel_tokens;
+    uint32_t kernel_steps;
     uint32_t kernel_blocks_per_block;
     uint64_t block_count;
 } kvf_table_side;

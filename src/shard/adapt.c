@@ -8,7 +8,7 @@
 static kvf_status adapt_group(const kvf_shard *shard, const kvf_match *match, uint32_t g,
                               kvf_group_shard_desc *out, kvf_range *layers) {
     const kvf_match_group *m = &match->groups[g];
-    const kvf_group_shard_desc *held = &shard->groups[m->theirs];
+    const kvf_group_shard_desc *held = &shard->desc.groups[m->theirs];
     const uint32_t parts = kvf_model_group(match->ours, g)->part_count;
     const uint32_t their_parts = kvf_model_group(match->theirs, m->theirs)->part_count;
     kvf_range theirs = shard->group_layers[m->theirs];

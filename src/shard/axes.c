@@ -49,7 +49,7 @@ static void nest_cell(kvf_axes *to, const kvf_part_desc *part, const kvf_placeme
 
 bool kvf_axes_read(const kvf_shard *shard, uint32_t group, kvf_range layers, kvf_range parts, kvf_axes *out) {
     const kvf_part_desc *part = &kvf_model_group(shard->model, group)->parts[parts.begin];
-    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_held_group *held = &shard->groups[group];
     kvf_range units = held->parts[parts.begin].units;
     *out = (kvf_axes){0};
     if (!are_even(shard, group, layers, parts))

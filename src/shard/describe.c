@@ -78,7 +78,7 @@ static void say_blocks(kvf_text *text, const kvf_engine *engine, uint32_t g, con
     if (state)
         kvf_text_add(text, "a state");
     else
-        kvf_text_add(text, "%u token%s", agreed->tokens_per_block, agreed->tokens_per_block == 1 ? "" : "s");
+        kvf_text_add(text, "%u token%s", agreed->steps_per_block, agreed->steps_per_block == 1 ? "" : "s");
     if (agreed->kernel_blocks_per_block > 1)
         kvf_text_add(text, " in %u kernel blocks", agreed->kernel_blocks_per_block);
     if (agreed->share_count > 1)

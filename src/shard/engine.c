@@ -246,22 +246,22 @@ static kvf_status agree(kvf_engine *engine, uint32_t g) {
     uint32_t from = UINT32_MAX;
     for (uint32_t rank = 0; rank < engine->shard_count; rank++) {
         const kvf_shard *shard = engine->shards[rank];
-        const kvf_group_shard_desc *held = &shard->groups[g];
+        const kvf_held_group *held = &shard->groups[g];
         if (shard->group_layers[g].begin == shard->group_layers[g].end)
             continue;
-        kvf_engine_group own = {held->tokens_per_block, held->kernel_blocks_per_block, held->block_count,
-                                held->tokens.count, held->tokens.width};
+        kvf_engine_group own = {held->steps_per_block, held->kernel_steps, held->kernel_blocks_per_block,
+                                held->block_count,     held->share.count,  held->share.width};
         if (from == UINT32_MAX) {
             from = rank;
             *agreed = own;
             continue;
         }
-        if (own.tokens_per_block != agreed->tokens_per_block ||
+        if (own.steps_per_block != agreed->steps_per_block ||
             own.kernel_blocks_per_block != agreed->kernel_blocks_per_block)
             return kvf_fail(
                 KVF_E_MISMATCH,
                 "group %s: rank %u has %u tokens and %u kernel blocks a block, rank %u has %u and %u", name,
-                from, agreed->tokens_per_block, agreed->kernel_blocks_per_block, rank, own.tokens_per_block,
+                from, agreed->steps_per_block, agreed->kernel_blocks_per_block, rank, own.steps_per_block,
                 own.kernel_blocks_per_block);
         if (own.share_count != agreed->share_count || own.share_width != agreed->share_width)
             return kvf_fail(
@@ -271,7 +271,7 @@ static kvf_status agree(kvf_engine *engine, uint32_t g) {
         agreed->block_count = kvf_min_u64(agreed->block_count, own.block_count);
     }
     if (from == UINT32_MAX)
-        *agreed = (kvf_engine_group){1, 1, 1, 1, 1}; /* no rank holds this group */
+        *agreed = (kvf_engine_group){1, 1, 1, 1, 1, 1}; /* no rank holds this group */
     return KVF_OK;
 }
 

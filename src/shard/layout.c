@@ -38,7 +38,7 @@ static uint64_t unit_count(const layout *l, uint32_t part) {
 }
 
 static uint64_t row_count(const layout *l, uint32_t part) {
-    return (uint64_t)l->request->kernel_tokens * l->request->group->parts[part].rows_per_step;
+    return (uint64_t)l->request->kernel_steps * l->request->group->parts[part].rows_per_step;
 }
 
 /* Places an axis that repeats what is inside it. */

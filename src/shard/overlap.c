@@ -220,7 +220,7 @@ static size_t add_extents(const extent *whole, uint64_t blocks, extent *out) {
 /* The whole extent of a group's i-th placement, without its range. False: it has no cells. */
 static bool extent_of(const kvf_shard *shard, uint32_t group, size_t i, extent *out) {
     const kvf_group_desc *desc = kvf_model_group(shard->model, group);
-    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_held_group *held = &shard->groups[group];
     const uint32_t part = (uint32_t)(i % desc->part_count);
     const kvf_placement *placed = &held->placements[i];
     const uint64_t units = held->parts[part].units.end - held->parts[part].units.begin;
@@ -257,7 +257,7 @@ static kvf_status check_each(const kvf_shard *shard, uint32_t group, size_t plac
 }
 
 kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left) {
-    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_held_group *held = &shard->groups[group];
     const kvf_range layers = shard->group_layers[group];
     const uint64_t blocks = held->block_count * held->kernel_blocks_per_block;
     const size_t placements =

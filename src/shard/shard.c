@@ -76,7 +76,7 @@ static kvf_status check_pieces(const kvf_part_desc *part, const kvf_placement *p
 static kvf_status check_placement(const kvf_shard *shard, uint32_t group, uint32_t part,
                                   const kvf_placement *placement) {
     const kvf_part_desc *desc = &kvf_model_group(shard->model, group)->parts[part];
-    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_held_group *held = &shard->groups[group];
     kvf_range units = held->parts[part].units;
     if (units.begin == units.end)
         return KVF_OK;
@@ -124,7 +124,7 @@ static kvf_status check_placements(const kvf_shard *shard, uint32_t group) {
 /* Copies group `g` of the description into the shard, completes its defaults, and checks it. */
 static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given, uint32_t g) {
     const kvf_group_desc *group = kvf_model_group(shard->model, g);
-    kvf_group_shard_desc *own = &shard->groups[g];
+    kvf_group_shard_desc *own = (kvf_group_shard_desc *)&shard->desc.groups[g];
     kvf_range layers = shard->group_layers[g];
     *own = *given;
     own->parts = NULL;
@@ -156,6 +156,13 @@ static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given
         if ((status = check_share(&group->parts[p], &parts[p])))
             return status;
     }
+    shard->groups[g] = (kvf_held_group){.steps_per_block = own->tokens_per_block,
+                                        .kernel_steps = own->tokens_per_block / own->kernel_blocks_per_block,
+                                        .kernel_blocks_per_block = own->kernel_blocks_per_block,
+                                        .block_count = own->block_count,
+                                        .share = own->tokens,
+                                        .parts = own->parts,
+                                        .placements = own->placements};
     return check_placements(shard, g);
 }
 
@@ -201,10 +208,10 @@ kvf_status kvf_shard_make(const kvf_model *model, const kvf_shard_desc *desc, co
     shard->model = kvf_model_retain(model);
     shard->desc = given;
     shard->groups = kvf_alloc0(groups, sizeof *shard->groups);
-    shard->desc.groups = shard->groups;
+    shard->desc.groups = kvf_alloc0(groups, sizeof *shard->desc.groups);
     shard->group_layers = kvf_alloc0(groups, sizeof *shard->group_layers);
     shard->desc.region_bytes = kvf_copy(given.region_bytes, given.region_count, sizeof *given.region_bytes);
-    if (!shard->groups || !shard->group_layers || !shard->desc.region_bytes)
+    if (!shard->groups || !shard->desc.groups || !shard->group_layers || !shard->desc.region_bytes)
         status = kvf_nomem("a shard");
     for (uint32_t g = 0; g < groups && !status; g++) {
         status = take_layers(shard, g, group_layers ? &group_layers[g] : NULL);
@@ -233,10 +240,11 @@ kvf_status kvf_shard_create(const kvf_model *model, const kvf_shard_desc *desc, 
 void kvf_shard_free(kvf_shard *shard) {
     if (!shard)
         return;
-    for (uint32_t g = 0; shard->groups && g < kvf_model_group_count(shard->model); g++) {
-        kvf_free((void *)shard->groups[g].parts);
-        kvf_free((void *)shard->groups[g].placements);
+    for (uint32_t g = 0; shard->desc.groups && g < kvf_model_group_count(shard->model); g++) {
+        kvf_free((void *)shard->desc.groups[g].parts);
+        kvf_free((void *)shard->desc.groups[g].placements);
     }
+    kvf_free((void *)shard->desc.groups);
     kvf_free(shard->groups);
     kvf_free(shard->group_layers);
     kvf_free((void *)shard->desc.region_bytes);
@@ -280,7 +288,7 @@ kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint32_t lay
     if (!placement)
         return kvf_fail(KVF_E_RANGE, "rank %u does not hold layer %u of group %u, part %u", shard->desc.rank,
                         layer, group, part);
-    const kvf_group_shard_desc *held = &shard->groups[group];
+    const kvf_held_group *held = &shard->groups[group];
     const kvf_part_desc *desc = &kvf_model_group(shard->model, group)->parts[part];
     kvf_range units = held->parts[part].units;
     uint64_t rows = kvf_kernel_rows(held, desc);

@@ -9,20 +9,32 @@
 #include "base/base.h"
 #include "model/match.h"
 
+/** What a rank holds of one group, counted in steps. */
+typedef struct kvf_held_group {
+    uint32_t steps_per_block; /* of a logical block */
+    uint32_t kernel_steps;    /* of a kernel block */
+    uint32_t kernel_blocks_per_block;
+    uint64_t block_count;            /* logical blocks */
+    kvf_token_share share;           /* of the steps */
+    const kvf_part_share *parts;     /* [part] */
+    const kvf_placement *placements; /* [held layer][part] */
+} kvf_held_group;
+
 struct kvf_shard {
     kvf_model *model;
-    kvf_shard_desc desc; /* `groups`, their arrays and `region_bytes` are owned, defaults filled in */
-    kvf_group_shard_desc *groups; /* the same array as desc.groups */
-    kvf_range *group_layers;      /* by group: held layers, as indices into the group's layers */
+    kvf_shard_desc desc;     /* `groups`, their arrays and `region_bytes` are owned, defaults filled in */
+    kvf_held_group *groups;  /* as desc.groups, whose arrays they use */
+    kvf_range *group_layers; /* by group: held layers, as indices into the group's layers */
 };
 
 /** What all ranks of an engine agree on for one group. */
 typedef struct kvf_engine_group {
-    uint32_t tokens_per_block;
+    uint32_t steps_per_block;
+    uint32_t kernel_steps;
     uint32_t kernel_blocks_per_block;
     uint64_t block_count; /* the smallest of any rank */
-    uint32_t share_count; /* token shares */
-    uint32_t share_width;
+    uint32_t share_count; /* shares of the steps */
+    uint32_t share_width; /* in steps */
 } kvf_engine_group;
 
 struct kvf_engine {
@@ -100,8 +112,8 @@ void kvf_say_count(kvf_text *text, uint64_t count);
 void kvf_say_time(kvf_text *text, double ns);
 
 /** Rows of a kernel block of a part. */
-static inline uint64_t kvf_kernel_rows(const kvf_group_shard_desc *group, const kvf_part_desc *part) {
-    return (uint64_t)(group->tokens_per_block / group->kernel_blocks_per_block) * part->rows_per_step;
+static inline uint64_t kvf_kernel_rows(const kvf_held_group *group, const kvf_part_desc *part) {
+    return (uint64_t)group->kernel_steps * part->rows_per_step;
 }
 
 /** What kvf_layout_place() needs to know about one group on one rank. */
@@ -109,7 +121,7 @@ typedef struct kvf_layout_request {
     const kvf_group_desc *group;
     const kvf_group_spec *spec;
     uint32_t layer_count;         /* held layers */
-    uint32_t kernel_tokens;       /* tokens of a kernel block */
+    uint32_t kernel_steps;        /* steps of a kernel block */
     uint64_t kernel_blocks;       /* kernel blocks in the cache */
     const kvf_part_share *shares; /* by part */
 } kvf_layout_request;

@@ -32,7 +32,7 @@ static bool is_share(kvf_token_share own, kvf_token_share of_item) {
 
 /* Finds the steps of the item's group that both ends keep, in this rank's positions. */
 static kvf_status pair_shares(const kvf_shard *shard, const kvf_stream_item *item, kvf_kept *out) {
-    const kvf_token_share own = shard->groups[item->group].tokens;
+    const kvf_token_share own = shard->groups[item->group].share;
     const uint32_t other = is_share(own, item->tokens[0]) ? 1 : 0;
     if (!is_share(own, item->tokens[1 - other]))
         return kvf_fail(

@@ -52,7 +52,7 @@ typedef struct lane_walk {
 static lane_walk walk_lane(const kvf_stream *stream, const kvf_lane *lane, unsigned char *const *bases) {
     const kvf_stream_map *map = stream->map;
     const kvf_stream_item *item = &map->selection->items[lane->item];
-    const kvf_group_shard_desc *held = &map->shard->groups[item->group];
+    const kvf_held_group *held = &map->shard->groups[item->group];
     const kvf_placement *placement = kvf_lane_placement(map, lane);
     const kvf_part_desc *part = &kvf_model_group(map->shard->model, item->group)->parts[item->part];
     const uint64_t units_before = item->units.begin - held->parts[item->part].units.begin;

@@ -218,7 +218,7 @@ static kvf_stream_item item_of(const kvf_plan *plan, const kvf_plan_cut *cut) {
                              .part = cut->part,
                              .layers = cut->layers,
                              .units = cut->units,
-                             .tokens = {cut->tokens, plan->local->groups[cut->group].tokens},
+                             .tokens = {cut->tokens, plan->local->groups[cut->group].share},
                              .dtype = kvf_plan_stream_type(plan, cut->group, cut->part)};
 }
 

@@ -15,7 +15,7 @@ typedef struct step_edges {
 
 static step_edges count_steps(const kvf_stream_map *map, uint32_t group, kvf_step_span span) {
     const kvf_kept *kept = &map->kept[group];
-    const kvf_group_shard_desc *held = &map->shard->groups[group];
+    const kvf_held_group *held = &map->shard->groups[group];
     step_edges edges = {.steps = 0};
     if (kept->steps == 0)
         return edges;
@@ -23,11 +23,10 @@ static step_edges count_steps(const kvf_stream_map *map, uint32_t group, kvf_ste
     const uint64_t begin = kvf_first_moved(kvf_model_group(map->shard->model, group), span.begin, end);
     const uint64_t first = kvf_kept_number(kept, begin);
     edges.steps = kvf_kept_number(kept, end) - first;
-    const uint64_t kernel_edges =
-        kvf_kept_edges(kept, first, edges.steps, held->tokens_per_block / held->kernel_blocks_per_block);
+    const uint64_t kernel_edges = kvf_kept_edges(kept, first, edges.steps, held->kernel_steps);
     edges.in_kernel_block = kvf_kept_edges(kept, first, edges.steps, 1) - kernel_edges;
     edges.between_kernel_blocks =
-        kernel_edges - kvf_kept_edges(kept, first, edges.steps, held->tokens_per_block);
+        kernel_edges - kvf_kept_edges(kept, first, edges.steps, held->steps_per_block);
     return edges;
 }
 

@@ -19,8 +19,8 @@ typedef struct group_blocks {
 
 static kvf_status look_up(const kvf_stream_map *map, uint32_t group, const kvf_block_table *table,
                           uint64_t position, uint32_t *id) {
-    const kvf_group_shard_desc *held = &map->shard->groups[group];
-    const kvf_table_side side = {"this rank's", table, held->tokens_per_block, 1, held->block_count};
+    const kvf_held_group *held = &map->shard->groups[group];
+    const kvf_table_side side = {"this rank's", table, held->steps_per_block, 1, held->block_count};
     return kvf_table_look_up(&side, position, kvf_kept_step(&map->kept[group], position), id);
 }
 
@@ -47,7 +47,7 @@ static kvf_status measure_group(const kvf_stream_map *map, uint32_t g, group_blo
         status = look_up(map, g, &wanted->table, last, &id);
     if (status)
         return status;
-    const uint32_t tokens = map->shard->groups[g].tokens_per_block;
+    const uint32_t tokens = map->shard->groups[g].steps_per_block;
     blocks->begin = first / tokens;
     blocks->end = last / tokens + 1;
     out->position = blocks->begin * tokens;
@@ -58,7 +58,7 @@ static kvf_status measure_group(const kvf_stream_map *map, uint32_t g, group_blo
 static kvf_status copy_table(const kvf_stream_map *map, uint32_t g, const group_blocks *blocks,
                              kvf_stream_group *out) {
     const kvf_kept *kept = &map->kept[g];
-    const uint64_t tokens = map->shard->groups[g].tokens_per_block, end = out->first + out->steps;
+    const uint64_t tokens = map->shard->groups[g].steps_per_block, end = out->first + out->steps;
     for (uint64_t number = out->first; number < end;) {
         const uint64_t position = kvf_kept_find(kept, number).position, block = position / tokens;
         kvf_status status =

@@ -118,7 +118,7 @@ static void write_placements(kvf_packing *packing, const sequence *s) {
 }
 
 static void write_group(kvf_packing *packing, const kvf_shard *shard, const kvf_model *told, uint32_t g) {
-    const kvf_group_shard_desc *group = &shard->groups[g];
+    const kvf_group_shard_desc *group = &shard->desc.groups[g];
     uint32_t parts = kvf_model_group(shard->model, g)->part_count;
     uint32_t layers = shard->group_layers[g].end - shard->group_layers[g].begin;
     msgpack_pack_map(&packing->packer, (size_t)kvf_wire_fields_count(&group_form, 0, group) + 2);

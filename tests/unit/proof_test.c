@@ -260,10 +260,10 @@ static void a_rule_that_walks_the_tokens_of_another_share_is_found(void **state)
 
 static void a_walk_over_blocks_of_another_size_is_found(void **state) {
     kvf_plan *plan = ((proven *)*state)->plan;
-    plan->walks[0].remote.kernel_tokens = 8;
+    plan->walks[0].remote.kernel_steps = 8;
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "layer 0, part k", "another share or block size");
-    plan->walks[0].remote.kernel_tokens = 4;
-    plan->walks[0].local.kernel_tokens = 2;
+    plan->walks[0].remote.kernel_steps = 4;
+    plan->walks[0].local.kernel_steps = 2;
     assert_fails(kvf_plan_verify(plan), KVF_E_MISMATCH, "layer 0, part k", "another share or block size");
 }
 

@@ -4,12 +4,12 @@
 #include "plan/walk.h"
 #include "shapes.h"
 
-static kvf_walk_side all_tokens(uint32_t kernel_tokens) {
-    return (kvf_walk_side){kernel_tokens, {0, 1, 1}};
+static kvf_walk_side all_tokens(uint32_t kernel_steps) {
+    return (kvf_walk_side){kernel_steps, {0, 1, 1}};
 }
 
-static kvf_walk_side share_of(uint32_t kernel_tokens, uint32_t index, uint32_t count, uint32_t width) {
-    return (kvf_walk_side){kernel_tokens, {index, count, width}};
+static kvf_walk_side share_of(uint32_t kernel_steps, uint32_t index, uint32_t count, uint32_t width) {
+    return (kvf_walk_side){kernel_steps, {index, count, width}};
 }
 
 static void check_walk(kvf_walk walk, const kvf_walk_piece *wanted, size_t count, const char *file,
