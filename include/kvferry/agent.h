@@ -367,7 +367,8 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
 
 /* ---- requests ---------------------------------------------------------------------------------------------
  * A request id is any bytes, up to 1024. Each call below makes a ticket: a number that names it in this agent
- * and is never used again. The steps of a group are tokens, or states in state groups.
+ * and is never used again. The steps of a group are tokens, entries of several tokens, or states; see
+ * kvf_group_step_count().
  *
  * Each may return KVF_E_INVALID (an argument; no memory is registered), KVF_E_RANGE (an id of no or too many bytes),
  * KVF_E_CANCELLED (the agent drains) and KVF_E_NOMEM; those with an event `after` KVF_E_UNSUPPORTED (no driver for it)
@@ -552,7 +553,7 @@ typedef struct kvf_push_chunk {
 
 /**
  * Says how much of a push is ready: all layers before token `begin`, and the model layers [0, layers) for the
- * tokens [begin, end). State groups are written with the last chunk, which must bring their blocks. Chunks come in
+ * tokens [begin, end), of which an entry of several tokens is ready with the last. State groups are written with the last chunk, which must bring their blocks. Chunks come in
  * order; within a chunk `layers` only grows; a new chunk may begin when the one before had all layers. A chunk with
  * `after` waits for its event, and later chunks wait with it.
  *
@@ -906,8 +907,8 @@ typedef struct kvf_kept_request {
     bool moves;                    /**< a consumer has a lease on it, or it is being written to one */
     uint32_t consumers;            /**< engines that will take it */
     uint32_t served;               /**< those of them that have it, or have given it up */
-    uint64_t tokens; /**< steps that are there, or that the push will have; of the group with most */
-    uint64_t age_ns; /**< since the call that made it */
+    uint64_t tokens;               /**< that are there, or that the push will have; of the group with most */
+    uint64_t age_ns;               /**< since the call that made it */
     /** Time until it fails: unless a consumer gives a sign of life, if it is a hold. UINT64_MAX: no limit */
     uint64_t left_ns;
     uint32_t id_bytes;

@@ -6,6 +6,7 @@
  *   part                                  a row is            a unit is         a cell is
  *   K or V of MHA, GQA, MQA               a token             a KV head         head_dim elements
  *   MLA latent, sparse-attention indexer  a token             the one latent    its width
+ *   the same, compressed (DeepSeek V4)    several tokens      the one latent    its width
  *   quantisation scales                   a token             a KV head, or 1   one scale
  *   conv state, one part per projection   a step of the window  a channel       one element
  *   recurrent state (Mamba, delta rule)   one                 a head            head_dim x d_state elements
@@ -14,10 +15,10 @@
  * compare these before they exchange anything. How a rank cuts and spreads cells is described by its shard, not by the
  * model.
  *
- * A block table counts blocks, and a block holds *steps*. In a token group a step is one token; in a state
- * group it is one whole state (the only one of the sequence, or one per checkpoint), and a block holds
- * exactly one. A part has `rows_per_step` rows for each step, so a token-paged part and a state differ in
- * numbers only.
+ * A block table counts blocks, and a block holds *steps*. In a token group a step is one token, or one entry that
+ * `tokens_per_step` neighbouring tokens were compressed into; in a state group it is one whole state (the only one of
+ * the sequence, or one per checkpoint), and a block holds exactly one. A part has `rows_per_step` rows for each step,
+ * so a token-paged part and a state differ in numbers only.
  *
  * A model is immutable once made: any thread may read it, and everything built from it keeps it alive.
  */
@@ -99,6 +100,9 @@ typedef struct kvf_group_desc {
     kvf_group_kind kind;
     uint32_t window_tokens; /**< sliding window: tokens a query can see, including itself; 0: all */
     uint32_t chunk_tokens;  /**< chunked attention: tokens before the current chunk are never read; 0: all */
+    /** Neighbouring tokens that share an entry of the cache (0 means 1): entry e is that of the tokens from e *
+     * tokens_per_step on, and is there once the last of them is computed. 1 with a window or chunks, and for states */
+    uint32_t tokens_per_step;
     const uint32_t *layers; /**< model layer indices, ascending */
     uint32_t layer_count;
     const kvf_part_desc *parts;
@@ -178,7 +182,7 @@ KVF_API kvf_model *kvf_model_retain(const kvf_model *model);
 KVF_API void kvf_model_free(kvf_model *model);
 
 /* The functions below read a model. The descriptions they return have their zero defaults filled in (granule_units,
- * rows_per_step), are owned by the model, and live as long as it does. */
+ * rows_per_step, tokens_per_step), are owned by the model, and live as long as it does. */
 
 KVF_API const char *kvf_model_name(const kvf_model *model);
 
@@ -198,8 +202,15 @@ KVF_API const kvf_group_desc *kvf_model_group(const kvf_model *model, uint32_t g
 /** Bytes of one cell of a part. */
 KVF_API uint64_t kvf_part_cell_bytes(const kvf_part_desc *part);
 
-/** Cache bytes of one step (a token, a state) of one layer of a group, over the whole model. */
+/** Cache bytes of one step (a token, a compressed entry, a state) of one layer of a group, over the whole model. */
 KVF_API uint64_t kvf_group_step_bytes(const kvf_group_desc *group);
+
+/**
+ * How many steps the first `tokens` tokens of a sequence make in a group: as many, or as many whole entries where
+ * several tokens share one. Requests count steps, so the tokens [begin, end) are the steps from the count of `begin` to
+ * that of `end`. Always 1 in state groups, where a request has the steps [0, 1).
+ */
+KVF_API uint64_t kvf_group_step_count(const kvf_group_desc *group, uint64_t tokens);
 
 /**
  * The first of `end` cached tokens that a later query of this group can still read: 0 for full attention,

@@ -1,7 +1,7 @@
 /*
  * Which bytes move for one request: the copy runs that follow from the block tables of both sides and a token range.
  *
- * Both sides are paired by token position, never by position in a block list: a table says with which block of the
+ * Both sides are paired by token position (in groups whose entries hold several tokens, by that of the entry), never by position in a block list: a table says with which block of the
  * sequence it begins. The token range is walked in pieces that end at the block boundaries of either side, and each
  * piece gives the longest runs that are contiguous on both sides. Runs that touch are merged, across units, rows,
  * blocks, parts and layers.
@@ -49,8 +49,8 @@ KVF_API kvf_status kvf_block_table_tail(const uint32_t *ids, uint32_t count, uin
                                         uint32_t tokens_per_block, kvf_block_table *out);
 
 /**
- * The blocks of one sequence in one group on one side, and the steps (tokens, or states in state groups) that they hold
- * or shall receive. This struct stays as it is.
+ * The blocks of one sequence in one group on one side, and the steps that they hold or shall receive: tokens, entries of
+ * several tokens, or states, see kvf_group_step_count(). This struct stays as it is.
  */
 typedef struct kvf_group_steps {
     kvf_block_table table;
@@ -59,7 +59,7 @@ typedef struct kvf_group_steps {
 } kvf_group_steps;
 
 /**
- * One group of a request. Steps are tokens, or states in state groups.
+ * One group of a request. Steps are tokens, entries of several tokens, or states: see kvf_group_step_count().
  *
  * `begin == end` moves nothing (everything is cached here already). kvf_request_set() leaves out steps before the
  * group's sliding window or attention chunk, so tables need no blocks for them. This struct stays as it is.

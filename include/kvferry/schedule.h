@@ -237,7 +237,7 @@ typedef struct kvf_transfer_params {
 typedef struct kvf_schedule_options {
     size_t struct_size;     /**< sizeof(kvf_schedule_options) */
     const kvf_model *model; /**< needed; retained */
-    /** Needed: for the logical blocks of each group; 1 for states. Copied. */
+    /** Needed: for the logical blocks of each group, as in kvf_group_shard_desc; 1 for states. Copied. */
     const uint32_t *tokens_per_block;
     const char *engine; /**< needed to serve: our name, and the endpoint where we are met; copied */
     const char *endpoint;

@@ -149,6 +149,8 @@ class Group:
         kind: whether a block holds tokens or one whole state
         window_tokens: sliding window: tokens a query can see, with itself; 0: all
         chunk_tokens: chunked attention: tokens before the current chunk are never read; 0: all
+        tokens_per_step: neighbouring tokens that share one entry of the cache, which is there once the last
+            of them is computed
     """
 
     name: str
@@ -157,12 +159,21 @@ class Group:
     kind: GroupKind = GroupKind.TOKENS
     window_tokens: int = 0
     chunk_tokens: int = 0
+    tokens_per_step: int = 1
 
     @property
     def step_bytes(self) -> int:
-        """Cache bytes of one token, or state, of one layer, over the whole model."""
+        """Cache bytes of one token, compressed entry or state, of one layer, over the whole model."""
         arena = Arena()
         return int(lib.kvf_group_step_bytes(arena.array("kvf_group_desc", [_group_fields(self, arena)])))
+
+    def step_count(self, tokens: int) -> int:
+        """How many steps the first `tokens` tokens of a sequence make: as many, or as many whole entries where
+        several tokens share one; always 1 for states. Requests count steps.
+        """
+        arena = Arena()
+        group = arena.array("kvf_group_desc", [_group_fields(self, arena)])
+        return int(result_of(lib.kvf_group_step_count, group, tokens))
 
     def first_needed(self, end: int) -> int:
         """The first of `end` cached tokens that a later query of this group can still read."""
@@ -193,6 +204,7 @@ def _group_fields(given: Group, arena: Arena) -> dict[str, Any]:
         "kind": group.kind,
         "window_tokens": group.window_tokens,
         "chunk_tokens": group.chunk_tokens,
+        "tokens_per_step": group.tokens_per_step,
         "layers": arena.numbers("uint32_t", layers, "a layer"),
         "layer_count": len(layers),
         "parts": arena.array("kvf_part_desc", [_part_fields(part, arena) for part in parts]),
@@ -223,6 +235,7 @@ def _read_group(desc: Any) -> Group:
         kind=GroupKind(desc.kind),
         window_tokens=desc.window_tokens,
         chunk_tokens=desc.chunk_tokens,
+        tokens_per_step=desc.tokens_per_step,
     )
 
 

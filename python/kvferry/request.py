@@ -72,7 +72,7 @@ def table_fields(blocks: Blocks, arena: Arena) -> dict[str, Any]:
 class GroupSteps:
     """The blocks of one sequence in one group on one side, and which steps they hold or shall receive.
 
-    Steps are tokens; in state groups, states. `begin == end` means no steps.
+    Steps are tokens, compressed entries or states, see Group.step_count(). `begin == end` means no steps.
     """
 
     table: Blocks = ()
@@ -102,7 +102,7 @@ def groups_in(groups: Sequence[GroupSteps] | None, arena: Arena) -> Any:
 
 @dataclass(frozen=True)
 class GroupRequest:
-    """One group of a request: where the steps [begin, end) are on both sides.
+    """One group of a request: where the steps [begin, end) are on both sides. See Group.step_count().
 
     Attributes:
         local, remote: blocks of the side to fill, and of the source side

@@ -93,7 +93,7 @@ class GroupShard:
     """What a rank holds of one group.
 
     Attributes:
-        tokens_per_block: of a logical block; 1 for state groups
+        tokens_per_block: of a logical block; a multiple of the group's tokens_per_step; 1 for state groups
         block_count: logical blocks in the cache
         parts: one for each part of the model's group
         placements: [held layer of this group][part], layers ascending

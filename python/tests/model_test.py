@@ -35,6 +35,7 @@ from kvferry import (
     Plan,
     Request,
     Shard,
+    TpRule,
     UncoveredError,
     UnsupportedError,
     builtin_models,
@@ -74,6 +75,20 @@ def test_a_model_is_read_from_a_configuration_as_mapping_text_or_name() -> None:
 def test_a_windowed_group_says_what_it_still_needs() -> None:
     group = Group("swa", (0,), (Part("k", "bf16", 1, 8),), window_tokens=16)
     assert group.first_needed(100) == 84
+
+
+def test_a_group_of_entries_says_how_many_some_tokens_make() -> None:
+    parts = (Part("latent", "bf16", 1, 8, tp_rule=TpRule.REPLICATE),)
+    model = Model([Group("csa", (0,), parts, tokens_per_step=4), Group("swa", (0,), parts)])
+    csa, swa = model.groups
+    assert (csa.tokens_per_step, swa.tokens_per_step) == (4, 1)
+    assert [csa.step_count(tokens) for tokens in (0, 3, 4, 1003)] == [0, 0, 1, 250]
+    assert swa.step_count(1003) == 1003
+    engine = Engine(model, groups=[GroupSpec(9, 64), GroupSpec(9, 16)])
+    assert [group.tokens_per_block for group in engine.shards[0].groups] == [64, 16]
+    assert engine.shards[0].locate(0, 0, 0, 2, 15, 0).offset == (2 * 16 + 15) * 16
+    with pytest.raises(InvalidError, match="group csa: tokens_per_block is 18; allowed: multiples of .* 4"):
+        Engine(model, groups=[GroupSpec(9, 18), GroupSpec(9, 16)])
 
 
 def test_a_field_that_may_decide_a_size_and_is_not_read_is_warned_of() -> None:

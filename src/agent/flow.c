@@ -208,8 +208,8 @@ static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *
                         (unsigned long long)held->begin, (unsigned long long)held->end);
     bool last = part->end == push->total_tokens;
     if (group->kind == KVF_GROUP_TOKENS) {
-        begin = kvf_max_u64(begin, part->begin);
-        end = kvf_min_u64(end, part->end);
+        begin = kvf_max_u64(begin, kvf_group_step_count(group, part->begin));
+        end = kvf_min_u64(end, kvf_group_step_count(group, part->end));
     }
     if (begin < end && (group->kind == KVF_GROUP_TOKENS || last)) {
         out->begin = begin;

@@ -3,6 +3,7 @@
  */
 #include "agent/hold.h"
 #include "agent/push.h"
+#include "model/model.h"
 
 static uint64_t time_left(uint64_t until, uint64_t now) {
     if (until == UINT64_MAX)
@@ -41,8 +42,10 @@ static kvf_kept_request describe(const kvf_ticket *ticket, uint64_t now) {
                             .request_kind = ticket->kind,
                             .age_ns = now - ticket->created,
                             .id_bytes = (uint32_t)ticket->id_bytes};
+    const kvf_model *model = kvf_engine_model(ticket->agent->engine);
     for (uint32_t g = 0; g < ticket->group_count; g++)
-        out.tokens = kvf_max_u64(out.tokens, ticket->groups[g].end);
+        out.tokens =
+            kvf_max_u64(out.tokens, kvf_group_token_count(kvf_model_group(model, g), ticket->groups[g].end));
     memcpy(out.id, ticket->id, ticket->id_bytes);
     if (ticket->kind == KVF_REQUEST_HOLD)
         describe_hold((const kvf_hold *)ticket, now, &out);

@@ -17,6 +17,7 @@
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/trace.h"
+#include "model/model.h"
 
 static kvf_push *push_of(kvf_ticket *ticket) {
     return (kvf_push *)ticket;
@@ -31,9 +32,11 @@ static kvf_push *find_push(const kvf_agent *agent, const void *id, size_t bytes)
 static uint64_t count_tokens(const kvf_push *push) {
     const kvf_model *model = kvf_engine_model(push->base.agent->engine);
     uint64_t tokens = 1; /* a request with only states is one chunk */
-    for (uint32_t g = 0; g < push->base.group_count; g++)
-        if (kvf_model_group(model, g)->kind == KVF_GROUP_TOKENS)
-            tokens = kvf_max_u64(tokens, push->base.groups[g].end);
+    for (uint32_t g = 0; g < push->base.group_count; g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        if (group->kind == KVF_GROUP_TOKENS)
+            tokens = kvf_max_u64(tokens, kvf_group_token_count(group, push->base.groups[g].end));
+    }
     return tokens;
 }
 
@@ -322,8 +325,11 @@ static kvf_status check_blocks(const kvf_push *push, const kvf_group_steps *grou
     const kvf_agent *agent = push->base.agent;
     kvf_status status = KVF_OK;
     for (uint32_t g = 0; g < push->base.group_count && !status; g++) {
-        if (kvf_model_group(kvf_engine_model(agent->engine), g)->kind == KVF_GROUP_TOKENS)
-            status = kvf_check_reach(agent->shard, g, &groups[g], push->said.tokens, end);
+        const kvf_group_desc *group = kvf_model_group(kvf_engine_model(agent->engine), g);
+        if (group->kind == KVF_GROUP_TOKENS)
+            status =
+                kvf_check_reach(agent->shard, g, &groups[g], kvf_group_step_count(group, push->said.tokens),
+                                kvf_group_step_count(group, end));
         else if (end == push->total_tokens)
             status = kvf_check_reach(agent->shard, g, &groups[g], 0, UINT64_MAX);
     }

@@ -69,6 +69,9 @@ static void describe_model(const kvf_model *model, char *out, size_t bytes) {
             length += (size_t)snprintf(out + length, bytes - length, " window %u", group->window_tokens);
         if (group->chunk_tokens && length < bytes)
             length += (size_t)snprintf(out + length, bytes - length, " chunks of %u", group->chunk_tokens);
+        if (group->tokens_per_step > 1 && length < bytes)
+            length +=
+                (size_t)snprintf(out + length, bytes - length, " for %u tokens", group->tokens_per_step);
     }
 }
 

@@ -165,8 +165,8 @@ static int read_parts(const object *of, kvf_group_desc *out, group_memory *memor
 }
 
 static int read_group(object *of, kvf_group_desc *out, group_memory *memory) {
-    static const char *const keys[] = {"name",         "kind",  "layers", "window_tokens",
-                                       "chunk_tokens", "parts", NULL};
+    static const char *const keys[] = {
+        "name", "kind", "layers", "window_tokens", "chunk_tokens", "tokens_per_step", "parts", NULL};
     uint32_t kind = 0;
     int result = check_keys(of, keys, no_keys);
     if (!result)
@@ -180,6 +180,8 @@ static int read_group(object *of, kvf_group_desc *out, group_memory *memory) {
         result = read_number(of, "window_tokens", 0, UINT32_MAX, &out->window_tokens);
     if (!result)
         result = read_number(of, "chunk_tokens", 0, UINT32_MAX, &out->chunk_tokens);
+    if (!result)
+        result = read_number(of, "tokens_per_step", 0, UINT32_MAX, &out->tokens_per_step);
     if (!result)
         result = read_layers(of, out, memory);
     return result ? result : read_parts(of, out, memory);
@@ -304,6 +306,7 @@ static struct json_object *json_group(const kvf_group_desc *group) {
     json_object_object_add(out, "layers", layers);
     json_count(out, "window_tokens", group->window_tokens);
     json_count(out, "chunk_tokens", group->chunk_tokens);
+    json_count(out, "tokens_per_step", group->tokens_per_step);
     for (uint32_t p = 0; p < group->part_count; p++)
         json_object_array_add(parts, json_part(&group->parts[p]));
     json_object_object_add(out, "parts", parts);

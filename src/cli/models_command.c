@@ -31,6 +31,8 @@ static void describe_group(const kvf_group_desc *group, char *out, size_t bytes)
         (void)snprintf(out + length, bytes - length, ", window %u", group->window_tokens);
     if (group->chunk_tokens && length < bytes)
         (void)snprintf(out + length, bytes - length, ", chunks of %u", group->chunk_tokens);
+    if (group->tokens_per_step > 1 && length < bytes)
+        (void)snprintf(out + length, bytes - length, ", an entry for %u tokens", group->tokens_per_step);
 }
 
 static void measure(const kvf_model *model, uint64_t *token_bytes, uint64_t *state_bytes) {
@@ -38,7 +40,7 @@ static void measure(const kvf_model *model, uint64_t *token_bytes, uint64_t *sta
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         uint64_t *sum = group->kind == KVF_GROUP_STATE ? state_bytes : token_bytes;
-        *sum += kvf_group_step_bytes(group) * group->layer_count;
+        *sum += kvf_group_step_bytes(group) * group->layer_count / group->tokens_per_step;
     }
 }
 

@@ -289,6 +289,12 @@ static int read_group_key(engine_shape *shape, const shape_setting *setting, uin
     return result;
 }
 
+/* Tokens of a block of a token group if no setting says it: the library's default. */
+static uint32_t usual_tokens(const kvf_group_desc *group) {
+    const uint32_t step = group->tokens_per_step;
+    return step >= 16 ? step : (16 + step - 1) / step * step;
+}
+
 /* How closely a setting names a group: 0 not at all, 1 all token groups, 2 all state groups, 3 this group. */
 static int closeness(const shape_setting *setting, const kvf_group_desc *group) {
     bool is_state = group->kind == KVF_GROUP_STATE;
@@ -377,7 +383,7 @@ static int apply(engine_shape *shape, const kvf_model *model) {
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         bool is_state = group->kind == KVF_GROUP_STATE;
-        shape->groups[g] = (kvf_group_spec){.tokens_per_block = is_state ? 1 : 16,
+        shape->groups[g] = (kvf_group_spec){.tokens_per_block = is_state ? 1 : usual_tokens(group),
                                             .kernel_blocks_per_block = 1,
                                             .order = orders[is_state ? ORDER_DS : ORDER_NHD].order};
         for (int close = 1; close <= 3; close++)

@@ -46,8 +46,8 @@ static int turn_shard(const char *side, const bool *turned, const kvf_shard *sha
         uint32_t number = 0;
         const kvf_part_desc *keys = turned[g] ? keys_of(group, &number) : NULL;
         groups[g] = desc.groups[g];
-        const uint64_t rows = (uint64_t)groups[g].tokens_per_block / groups[g].kernel_blocks_per_block *
-                              (keys ? keys->rows_per_step : 1);
+        const uint64_t rows = (uint64_t)groups[g].tokens_per_block / group->tokens_per_step /
+                              groups[g].kernel_blocks_per_block * (keys ? keys->rows_per_step : 1);
         if (count > 0)
             memcpy(places, groups[g].placements, count * sizeof *places);
         groups[g].placements = places;

@@ -47,6 +47,8 @@ static kvf_status compare_group(const kvf_group_desc *a, const kvf_group_desc *b
         return differ("window_tokens", a->window_tokens, b->window_tokens);
     if (a->chunk_tokens != b->chunk_tokens)
         return differ("chunk_tokens", a->chunk_tokens, b->chunk_tokens);
+    if (a->tokens_per_step != b->tokens_per_step)
+        return differ("tokens_per_step", a->tokens_per_step, b->tokens_per_step);
     kvf_status status = compare_layers(a, b);
     if (status)
         return status;

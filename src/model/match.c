@@ -186,6 +186,7 @@ static kvf_status compare_groups(const kvf_match *match, kvf_match_group *m, uin
                kvf_group_kind_name(theirs->kind));
     differ_number(&d, ours->name, "", "window_tokens", ours->window_tokens, theirs->window_tokens);
     differ_number(&d, ours->name, "", "chunk_tokens", ours->chunk_tokens, theirs->chunk_tokens);
+    differ_number(&d, ours->name, "", "tokens_per_step", ours->tokens_per_step, theirs->tokens_per_step);
     bool allowed = true;
     kvf_status status = compare_parts(m, ours, theirs, convert, &d, &conversions, &allowed);
     compare_layers(m, ours, theirs, &d, &layers);

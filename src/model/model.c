@@ -127,6 +127,13 @@ static kvf_status check_visibility(const kvf_group_desc *group) {
     if (group->kind == KVF_GROUP_STATE && group->chunk_tokens)
         return kvf_fail(KVF_E_INVALID, "chunk_tokens is %u; a state group has no chunks",
                         group->chunk_tokens);
+    if (group->tokens_per_step > 1 &&
+        (group->kind == KVF_GROUP_STATE || group->window_tokens || group->chunk_tokens))
+        return kvf_fail(KVF_E_INVALID, "tokens_per_step is %u; allowed: 1 in a group %s",
+                        group->tokens_per_step,
+                        group->kind == KVF_GROUP_STATE ? "of states"
+                        : group->window_tokens         ? "with a window"
+                                                       : "with chunks");
     if (group->window_tokens && group->chunk_tokens)
         return kvf_fail(KVF_E_INVALID, "window_tokens is %u and chunk_tokens is %u; at most one may be set",
                         group->window_tokens, group->chunk_tokens);
@@ -245,6 +252,10 @@ static void fill_defaults(kvf_part_desc *part) {
         part->rows_per_step = 1;
 }
 
+static uint32_t tokens_per_step(const kvf_group_desc *group) {
+    return group->tokens_per_step ? group->tokens_per_step : 1;
+}
+
 static void place(kvf_model *model, const kvf_model_desc *desc, const kvf_notes *notes,
                   struct content content) {
     kvf_part_desc *parts = (kvf_part_desc *)(void *)(model->groups + desc->group_count);
@@ -262,6 +273,7 @@ static void place(kvf_model *model, const kvf_model_desc *desc, const kvf_notes 
         const kvf_group_desc *from = &desc->groups[g];
         kvf_group_desc *group = &model->groups[g];
         *group = *from;
+        group->tokens_per_step = tokens_per_step(from);
         group->name = place_name(&names, from->name);
         group->layers = memcpy(layers, from->layers, from->layer_count * sizeof *layers);
         layers += from->layer_count;
@@ -355,6 +367,10 @@ uint64_t kvf_group_step_bytes(const kvf_group_desc *group) {
         sum += bytes;
     }
     return sum;
+}
+
+uint64_t kvf_group_step_count(const kvf_group_desc *group, uint64_t tokens) {
+    return group->kind == KVF_GROUP_STATE ? 1 : tokens / tokens_per_step(group);
 }
 
 uint64_t kvf_group_first_needed(const kvf_group_desc *group, uint64_t end) {

@@ -43,6 +43,12 @@ uint32_t kvf_model_part_count(const kvf_model *model);
  * none moves. */
 uint64_t kvf_first_moved(const kvf_group_desc *group, uint64_t begin, uint64_t end);
 
+/** How many tokens `steps` steps of a group stand for, or states in a state group; UINT64_MAX: more than that. */
+static inline uint64_t kvf_group_token_count(const kvf_group_desc *group, uint64_t steps) {
+    uint64_t tokens;
+    return kvf_mul(steps, group->tokens_per_step, &tokens) ? tokens : UINT64_MAX;
+}
+
 /** "tokens" or "state". */
 const char *kvf_group_kind_name(kvf_group_kind kind);
 

@@ -164,8 +164,7 @@ kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t toke
                             cost->reserved[i]);
     kvf_step_span spans[KVF_MODEL_MAX_GROUPS];
     for (uint32_t g = 0; g < kvf_model_group_count(plan->local->model); g++)
-        spans[g] =
-            (kvf_step_span){0, kvf_model_group(plan->local->model, g)->kind == KVF_GROUP_STATE ? 1 : tokens};
+        spans[g] = (kvf_step_span){0, kvf_group_step_count(kvf_model_group(plan->local->model, g), tokens)};
     kvf_prediction p = {.struct_size = sizeof p};
     kvf_plan_count(plan, source, spans, &p.bytes, &p.runs);
     if (cost)

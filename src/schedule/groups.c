@@ -1,6 +1,8 @@
 /* The groups of an instruction: block tables, and the steps in them. */
 #include "schedule/schedule.h"
 
+#include "model/model.h"
+
 kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count) {
     uint64_t ids = 0, bytes;
     for (uint32_t g = 0; g < count; g++)
@@ -21,12 +23,12 @@ kvf_group_steps *kvf_copy_groups(const kvf_group_steps *groups, uint32_t count) 
     return copy;
 }
 
-/* The steps of a group that are needed after `end`. */
+/* The steps of a group that are needed after the token `end`, where those before the token `begin` are there. */
 static kvf_group_steps needed_steps(const kvf_group_desc *group, uint64_t begin, uint64_t end) {
     if (group->kind == KVF_GROUP_STATE)
         return (kvf_group_steps){.begin = 0, .end = 1};
-    uint64_t needed = kvf_group_first_needed(group, end);
-    return (kvf_group_steps){.begin = kvf_min_u64(kvf_max_u64(begin, needed), end), .end = end};
+    return (kvf_group_steps){.begin = kvf_group_step_count(group, kvf_first_moved(group, begin, end)),
+                             .end = kvf_group_step_count(group, end)};
 }
 
 static kvf_status state_group(const char *group_name, const kvf_block_table *table, kvf_group_steps *out) {
@@ -38,24 +40,25 @@ static kvf_status state_group(const char *group_name, const kvf_block_table *tab
 
 static kvf_status token_group(const kvf_group_desc *group, uint32_t tokens_per_block,
                               const kvf_block_table *table, kvf_group_steps *out) {
-    const uint64_t end = out->end;
+    const uint64_t begin = kvf_group_token_count(group, out->begin),
+                   end = kvf_group_token_count(group, out->end);
     out->table = *table;
-    if (out->begin == end)
+    if (begin == end)
         return KVF_OK;
-    uint64_t first = out->begin / tokens_per_block, last = (end - 1) / tokens_per_block;
+    uint64_t first = begin / tokens_per_block, last = (end - 1) / tokens_per_block;
     uint64_t table_end = (uint64_t)table->first_block + table->count;
     if (first < table->first_block || last >= table_end)
         return kvf_fail(
             KVF_E_RANGE,
             "group %s: tokens [%llu, %llu) are in blocks [%llu, %llu], but the table has [%u, %llu)",
-            group->name, (unsigned long long)out->begin, (unsigned long long)end, (unsigned long long)first,
+            group->name, (unsigned long long)begin, (unsigned long long)end, (unsigned long long)first,
             (unsigned long long)last, table->first_block, (unsigned long long)table_end);
     for (uint64_t b = first; b <= last; b++)
         if (table->ids[b - table->first_block] == KVF_NO_BLOCK)
             return kvf_fail(
                 KVF_E_RANGE,
                 "group %s: tokens [%llu, %llu) need block %llu of the sequence, but the table has none there",
-                group->name, (unsigned long long)out->begin, (unsigned long long)end, (unsigned long long)b);
+                group->name, (unsigned long long)begin, (unsigned long long)end, (unsigned long long)b);
     return KVF_OK;
 }
 

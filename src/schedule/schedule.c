@@ -10,9 +10,15 @@ enum { DEFAULT_MAX_REQUESTS = 65536 };
 static kvf_status check_options(const kvf_schedule_options *o) {
     if (!o->model || !o->tokens_per_block)
         return kvf_fail(KVF_E_INVALID, "kvf_schedule_options: model or tokens_per_block is NULL");
-    for (uint32_t g = 0; g < kvf_model_group_count(o->model); g++)
-        if (o->tokens_per_block[g] == 0)
+    for (uint32_t g = 0; g < kvf_model_group_count(o->model); g++) {
+        const uint32_t step = kvf_model_group(o->model, g)->tokens_per_step, tokens = o->tokens_per_block[g];
+        if (tokens == 0)
             return kvf_fail(KVF_E_RANGE, "tokens_per_block[%u] is 0; allowed: 1 and more", g);
+        if (tokens % step != 0)
+            return kvf_fail(KVF_E_INVALID,
+                            "tokens_per_block[%u] is %u; allowed: multiples of tokens_per_step, %u", g,
+                            tokens, step);
+    }
     if (o->policy != KVF_LOAD_RECOMPUTE && o->policy != KVF_LOAD_FAIL)
         return kvf_fail(KVF_E_INVALID, "policy is %d; allowed: KVF_LOAD_RECOMPUTE, KVF_LOAD_FAIL",
                         (int)o->policy);

@@ -6,6 +6,7 @@
  */
 #include <stdlib.h>
 
+#include "model/model.h"
 #include "schedule/schedule.h"
 
 /* ---- invalid blocks -------------------------------------------------------------------------- */
@@ -16,14 +17,17 @@ static bool is_listed(const kvf_aggregate *a, uint32_t group, uint32_t block) {
            bsearch(&key, a->invalid, a->invalid_count, sizeof key, kvf_compare_group_blocks) != NULL;
 }
 
-/* The entries of a group's table that the load fills: [first, end). A load has steps in every group, because windows
- * and chunks include at least the last token. */
+/* The entries of a group's table that the load fills: [first, end). None if the tokens complete no step of the group;
+ * windows and chunks include at least the last token. */
 static kvf_range loaded_entries(const kvf_schedule *s, const load_part *load, uint32_t group) {
+    const kvf_group_desc *desc = kvf_model_group(s->model, group);
     const kvf_group_steps *g = &load->groups[group];
-    KVF_ASSERT(g->begin < g->end);
-    if (kvf_model_group(s->model, group)->kind == KVF_GROUP_STATE)
+    KVF_ASSERT(g->begin < g->end || (g->begin == g->end && desc->tokens_per_step > 1));
+    if (desc->kind == KVF_GROUP_STATE)
         return (kvf_range){0, 1};
-    uint64_t tokens = s->options.tokens_per_block[group];
+    if (g->begin == g->end)
+        return (kvf_range){0, 0};
+    uint64_t tokens = s->options.tokens_per_block[group] / desc->tokens_per_step;
     /* kvf_make_groups() has checked that the table has these. */
     return (kvf_range){(uint32_t)(g->begin / tokens - g->table.first_block),
                        (uint32_t)((g->end - 1) / tokens + 1 - g->table.first_block)};
@@ -71,10 +75,10 @@ static uint64_t valid_tokens(const kvf_schedule *s, const load_part *load) {
     uint64_t valid = load->end;
     for (uint32_t g = 0; g < s->group_count; g++) {
         const kvf_group_steps *group = &load->groups[g];
-        bool is_state = kvf_model_group(s->model, g)->kind == KVF_GROUP_STATE;
+        const kvf_group_desc *desc = kvf_model_group(s->model, g);
         /* Tokens before a window, and states before the last, exist nowhere, so computing must continue after the
          * tokens that were cached before. */
-        if (is_state || group->begin > load->computed)
+        if (desc->kind == KVF_GROUP_STATE || kvf_group_token_count(desc, group->begin) > load->computed)
             return load->computed;
         uint64_t tokens = s->options.tokens_per_block[g];
         kvf_range entries = loaded_entries(s, load, g);
@@ -83,7 +87,7 @@ static uint64_t valid_tokens(const kvf_schedule *s, const load_part *load) {
             if (!bsearch(&key, load->invalid, load->invalid_count, sizeof key, kvf_compare_group_blocks))
                 continue;
             uint64_t start = ((uint64_t)group->table.first_block + i) * tokens;
-            valid = kvf_min_u64(valid, kvf_max_u64(start, group->begin));
+            valid = kvf_min_u64(valid, kvf_max_u64(start, load->computed));
             break;
         }
     }

@@ -40,8 +40,10 @@ static kvf_status adapt_group(const kvf_shard *shard, const kvf_match *match, ui
 static kvf_status leave_out(const kvf_group_desc *group, kvf_group_shard_desc *out, kvf_range *layers) {
     kvf_part_share *none = kvf_alloc0(group->part_count, sizeof *none);
     kvf_placement *placements = kvf_alloc0(1, sizeof *placements);
-    *out = (kvf_group_shard_desc){
-        .tokens_per_block = 1, .block_count = 1, .parts = none, .placements = placements};
+    *out = (kvf_group_shard_desc){.tokens_per_block = group->tokens_per_step,
+                                  .block_count = 1,
+                                  .parts = none,
+                                  .placements = placements};
     *layers = (kvf_range){0, 0};
     return none && placements ? KVF_OK : kvf_nomem("a shard");
 }

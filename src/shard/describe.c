@@ -72,19 +72,20 @@ static void say_parts(kvf_text *text, const kvf_engine *engine, uint32_t g) {
 
 static void say_blocks(kvf_text *text, const kvf_engine *engine, uint32_t g, const kvf_shard *holder) {
     const kvf_engine_group *agreed = &engine->groups[g];
-    bool state = kvf_model_group(engine->model, g)->kind == KVF_GROUP_STATE;
+    const kvf_group_desc *group = kvf_model_group(engine->model, g);
+    const uint32_t tokens = agreed->steps_per_block * group->tokens_per_step;
     kvf_text_add(text, "; %llu block%s of ", (unsigned long long)agreed->block_count,
                  agreed->block_count == 1 ? "" : "s");
-    if (state)
+    if (group->kind == KVF_GROUP_STATE)
         kvf_text_add(text, "a state");
     else
-        kvf_text_add(text, "%u token%s", agreed->steps_per_block, agreed->steps_per_block == 1 ? "" : "s");
+        kvf_text_add(text, "%u token%s", tokens, tokens == 1 ? "" : "s");
     if (agreed->kernel_blocks_per_block > 1)
         kvf_text_add(text, " in %u kernel blocks", agreed->kernel_blocks_per_block);
     if (agreed->share_count > 1)
         kvf_text_add(text, ", tokens shared by %u ranks", agreed->share_count);
-    if (agreed->share_count > 1 && agreed->share_width > 1)
-        kvf_text_add(text, ", %u together", agreed->share_width);
+    if (agreed->share_count > 1 && agreed->share_width * group->tokens_per_step > 1)
+        kvf_text_add(text, ", %u together", agreed->share_width * group->tokens_per_step);
     kvf_text_add(text, "; order ");
     say_order(text, holder, g);
 }
@@ -107,6 +108,8 @@ static void say_group(kvf_text *text, const kvf_engine *engine, uint32_t g) {
         kvf_text_add(text, ", window of %u tokens", group->window_tokens);
     if (group->chunk_tokens)
         kvf_text_add(text, ", chunks of %u tokens", group->chunk_tokens);
+    if (group->tokens_per_step > 1)
+        kvf_text_add(text, ", an entry for %u tokens", group->tokens_per_step);
     say_parts(text, engine, g);
     if (holder)
         say_blocks(text, engine, g, holder);

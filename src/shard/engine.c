@@ -84,19 +84,10 @@ static kvf_status add_regions(engine_builder *b, const uint64_t *bytes, uint32_t
     return KVF_OK;
 }
 
-/* Checks the fields from which the sizes below are computed; kvf_shard_make() checks the rest. */
-static kvf_status check_blocks(const kvf_group_shard_desc *group) {
-    if (group->block_count == 0)
-        return kvf_fail(KVF_E_INVALID, "block_count is 0; allowed: 1 to %u", UINT32_MAX - 1);
-    if (group->tokens_per_block % group->kernel_blocks_per_block != 0)
-        return kvf_fail(KVF_E_INVALID,
-                        "kernel_blocks_per_block is %u, which does not divide tokens_per_block %u",
-                        group->kernel_blocks_per_block, group->tokens_per_block);
-    if (group->block_count > (UINT32_MAX - 1) / group->kernel_blocks_per_block)
-        return kvf_fail(
-            KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed: 1 to %u in all",
-            (unsigned long long)group->block_count, group->kernel_blocks_per_block, UINT32_MAX - 1);
-    return KVF_OK;
+/* The tokens of a block where the specification does not say: 16, or the next number that is whole entries. */
+static uint32_t default_tokens(const kvf_group_desc *group) {
+    const uint32_t step = group->tokens_per_step, usual = group->kind == KVF_GROUP_STATE ? 1 : 16;
+    return step >= usual ? step : (usual + step - 1) / step * step;
 }
 
 static kvf_status lay_out_group(engine_builder *b, uint32_t g, kvf_range layers) {
@@ -104,13 +95,16 @@ static kvf_status lay_out_group(engine_builder *b, uint32_t g, kvf_range layers)
     const kvf_group_spec spec = group_spec(b, g);
     kvf_group_shard_desc *out = &b->groups[g];
     bool is_state = group->kind == KVF_GROUP_STATE;
-    *out = (kvf_group_shard_desc){0};
-    out->tokens_per_block = spec.tokens_per_block ? spec.tokens_per_block : is_state ? 1 : 16;
+    *out = (kvf_group_shard_desc){.tokens = {0, 1, 1}};
+    out->tokens_per_block = spec.tokens_per_block ? spec.tokens_per_block : default_tokens(group);
     out->kernel_blocks_per_block = spec.kernel_blocks_per_block ? spec.kernel_blocks_per_block : 1;
     out->block_count = spec.block_count;
     if (!is_state)
         out->tokens = (kvf_token_share){b->tp_rank % b->spec.dcp_size, b->spec.dcp_size, b->spec.dcp_width};
-    kvf_status status = check_blocks(out);
+    kvf_held_group counted;
+    kvf_status status = spec.block_count
+                            ? kvf_count_steps(group, out, &counted)
+                            : kvf_fail(KVF_E_INVALID, "block_count is 0; allowed: 1 to %u", UINT32_MAX - 1);
     if (status)
         return status;
 
@@ -127,12 +121,8 @@ static kvf_status lay_out_group(engine_builder *b, uint32_t g, kvf_range layers)
         if (!is_state && (status = share_tokens(b, &group->parts[p], &shares[p])))
             return status;
     }
-    kvf_layout_request request = {group,
-                                  &spec,
-                                  held,
-                                  out->tokens_per_block / out->kernel_blocks_per_block,
-                                  out->block_count * out->kernel_blocks_per_block,
-                                  shares};
+    kvf_layout_request request = {
+        group, &spec, held, counted.kernel_steps, out->block_count * out->kernel_blocks_per_block, shares};
     uint64_t *bytes;
     uint32_t regions, first = 0;
     status = kvf_layout_place(&request, placements, &bytes, &regions);
@@ -241,7 +231,7 @@ kvf_status kvf_engine_build(const kvf_model *model, const kvf_engine_spec *spec,
 
 /* Checks that all ranks that hold layers of a group read its block tables in the same way. */
 static kvf_status agree(kvf_engine *engine, uint32_t g) {
-    const char *name = kvf_model_group(engine->model, g)->name;
+    const kvf_group_desc *group = kvf_model_group(engine->model, g);
     kvf_engine_group *agreed = &engine->groups[g];
     uint32_t from = UINT32_MAX;
     for (uint32_t rank = 0; rank < engine->shard_count; rank++) {
@@ -260,14 +250,16 @@ static kvf_status agree(kvf_engine *engine, uint32_t g) {
             own.kernel_blocks_per_block != agreed->kernel_blocks_per_block)
             return kvf_fail(
                 KVF_E_MISMATCH,
-                "group %s: rank %u has %u tokens and %u kernel blocks a block, rank %u has %u and %u", name,
-                from, agreed->steps_per_block, agreed->kernel_blocks_per_block, rank, own.steps_per_block,
+                "group %s: rank %u has %u tokens and %u kernel blocks a block, rank %u has %u and %u",
+                group->name, from, agreed->steps_per_block * group->tokens_per_step,
+                agreed->kernel_blocks_per_block, rank, own.steps_per_block * group->tokens_per_step,
                 own.kernel_blocks_per_block);
         if (own.share_count != agreed->share_count || own.share_width != agreed->share_width)
             return kvf_fail(
                 KVF_E_MISMATCH,
-                "group %s: rank %u shares tokens by %u with width %u, rank %u by %u with width %u", name,
-                from, agreed->share_count, agreed->share_width, rank, own.share_count, own.share_width);
+                "group %s: rank %u shares tokens by %u with width %u, rank %u by %u with width %u",
+                group->name, from, agreed->share_count, agreed->share_width * group->tokens_per_step, rank,
+                own.share_count, own.share_width * group->tokens_per_step);
         agreed->block_count = kvf_min_u64(agreed->block_count, own.block_count);
     }
     if (from == UINT32_MAX)

@@ -20,33 +20,63 @@ kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers) {
     return held;
 }
 
-static kvf_status check_blocks(const kvf_group_desc *group, const kvf_group_shard_desc *shard) {
-    kvf_status status = kvf_check_reserved(shard->reserved, 4, "kvf_group_shard_desc");
-    if (status)
-        return status;
-    if (shard->tokens_per_block == 0)
+static kvf_status check_tokens(const kvf_group_desc *group, const kvf_group_shard_desc *desc) {
+    if (desc->tokens_per_block == 0)
         return kvf_fail(KVF_E_INVALID, "tokens_per_block is 0; allowed: 1 to %u", UINT32_MAX);
-    if (group->kind == KVF_GROUP_STATE && shard->tokens_per_block != 1)
+    if (group->kind == KVF_GROUP_STATE && desc->tokens_per_block != 1)
         return kvf_fail(KVF_E_INVALID, "tokens_per_block is %u; a block of a state group holds 1 state",
-                        shard->tokens_per_block);
-    if (shard->tokens_per_block % shard->kernel_blocks_per_block != 0)
+                        desc->tokens_per_block);
+    if (desc->tokens_per_block % group->tokens_per_step != 0)
+        return kvf_fail(KVF_E_INVALID, "tokens_per_block is %u; allowed: multiples of tokens_per_step, %u",
+                        desc->tokens_per_block, group->tokens_per_step);
+    const uint32_t steps = desc->tokens_per_block / group->tokens_per_step;
+    if (steps % desc->kernel_blocks_per_block == 0)
+        return KVF_OK;
+    if (group->tokens_per_step > 1)
         return kvf_fail(KVF_E_INVALID,
-                        "kernel_blocks_per_block is %u, which does not divide tokens_per_block %u",
-                        shard->kernel_blocks_per_block, shard->tokens_per_block);
-    uint64_t kernel_blocks;
-    if (shard->block_count == 0 ||
-        !kvf_mul(shard->block_count, shard->kernel_blocks_per_block, &kernel_blocks) ||
-        kernel_blocks >= UINT32_MAX)
-        return kvf_fail(
-            KVF_E_RANGE, "block_count is %llu with %u kernel blocks each; allowed: 1 to %u in all",
-            (unsigned long long)shard->block_count, shard->kernel_blocks_per_block, UINT32_MAX - 1);
-    const kvf_token_share *tokens = &shard->tokens;
+                        "kernel_blocks_per_block is %u, which does not divide the %u entries of a block",
+                        desc->kernel_blocks_per_block, steps);
+    return kvf_fail(KVF_E_INVALID, "kernel_blocks_per_block is %u, which does not divide tokens_per_block %u",
+                    desc->kernel_blocks_per_block, steps);
+}
+
+static kvf_status check_token_share(const kvf_group_desc *group, const kvf_token_share *tokens) {
     if (tokens->index >= tokens->count)
         return kvf_fail(KVF_E_RANGE, "tokens.index is %u; allowed: 0 to %u", tokens->index,
                         tokens->count - 1);
     if (group->kind == KVF_GROUP_STATE && tokens->count != 1)
         return kvf_fail(KVF_E_INVALID, "tokens.count is %u; a state cannot be shared by token",
                         tokens->count);
+    if (tokens->count > 1 && tokens->width % group->tokens_per_step != 0)
+        return kvf_fail(KVF_E_INVALID, "tokens.width is %u; allowed: multiples of tokens_per_step, %u",
+                        tokens->width, group->tokens_per_step);
+    return KVF_OK;
+}
+
+kvf_status kvf_count_steps(const kvf_group_desc *group, const kvf_group_shard_desc *desc,
+                           kvf_held_group *out) {
+    kvf_status status = check_tokens(group, desc);
+    if (!status)
+        status = check_token_share(group, &desc->tokens);
+    if (status)
+        return status;
+    uint64_t kernel_blocks;
+    if (desc->block_count == 0 ||
+        !kvf_mul(desc->block_count, desc->kernel_blocks_per_block, &kernel_blocks) ||
+        kernel_blocks >= UINT32_MAX)
+        return kvf_fail(KVF_E_RANGE,
+                        "block_count is %llu with %u kernel blocks each; allowed: 1 to %u in all",
+                        (unsigned long long)desc->block_count, desc->kernel_blocks_per_block, UINT32_MAX - 1);
+    const uint32_t steps = desc->tokens_per_block / group->tokens_per_step;
+    *out = (kvf_held_group){.steps_per_block = steps,
+                            .kernel_steps = steps / desc->kernel_blocks_per_block,
+                            .kernel_blocks_per_block = desc->kernel_blocks_per_block,
+                            .block_count = desc->block_count,
+                            .share = desc->tokens,
+                            .parts = desc->parts,
+                            .placements = desc->placements};
+    if (out->share.count > 1)
+        out->share.width /= group->tokens_per_step;
     return KVF_OK;
 }
 
@@ -132,7 +162,9 @@ static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given
     own->kernel_blocks_per_block = or_one(given->kernel_blocks_per_block);
     own->tokens.count = or_one(given->tokens.count);
     own->tokens.width = or_one(given->tokens.width);
-    kvf_status status = check_blocks(group, own);
+    kvf_status status = kvf_check_reserved(given->reserved, 4, "kvf_group_shard_desc");
+    if (!status)
+        status = kvf_count_steps(group, own, &shard->groups[g]);
     if (status)
         return status;
 
@@ -156,13 +188,8 @@ static kvf_status take_group(kvf_shard *shard, const kvf_group_shard_desc *given
         if ((status = check_share(&group->parts[p], &parts[p])))
             return status;
     }
-    shard->groups[g] = (kvf_held_group){.steps_per_block = own->tokens_per_block,
-                                        .kernel_steps = own->tokens_per_block / own->kernel_blocks_per_block,
-                                        .kernel_blocks_per_block = own->kernel_blocks_per_block,
-                                        .block_count = own->block_count,
-                                        .share = own->tokens,
-                                        .parts = own->parts,
-                                        .placements = own->placements};
+    shard->groups[g].parts = own->parts;
+    shard->groups[g].placements = own->placements;
     return check_placements(shard, g);
 }
 

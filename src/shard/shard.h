@@ -45,6 +45,15 @@ struct kvf_engine {
     kvf_engine_group *groups;
 };
 
+/**
+ * Counts a rank's blocks in steps, and checks them.
+ *
+ * @param desc  with its defaults filled in
+ * @param out   receives all but what it needs of parts and placements: those pointers are desc's
+ */
+kvf_status kvf_count_steps(const kvf_group_desc *group, const kvf_group_shard_desc *desc,
+                           kvf_held_group *out);
+
 /** The group's layers inside `layers`, as indices into the group's list. */
 kvf_range kvf_held_layers(const kvf_group_desc *group, kvf_range layers);
 

@@ -250,7 +250,7 @@ static kvf_status count_pieces(const kvf_plan *plan, uint32_t source, uint64_t t
     kvf_selection *selection = NULL;
     kvf_stream_map *map = NULL;
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
-        spans[g].end = kvf_model_group(model, g)->kind == KVF_GROUP_STATE ? 1 : tokens;
+        spans[g].end = kvf_group_step_count(kvf_model_group(model, g), tokens);
     kvf_status status = kvf_selection_of_plan(plan, source, &selection);
     if (!status)
         status = kvf_stream_map_create(kvf_plan_local(plan), selection, &map);

@@ -185,8 +185,8 @@ uint64_t kvf_stage_model_sum(const kvf_model *model) {
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         sum = kvf_byte_sum(sum, group->name, strlen(group->name) + 1);
-        const uint64_t facts[] = {group->kind, group->window_tokens, group->chunk_tokens, group->layer_count,
-                                  group->part_count};
+        const uint64_t facts[] = {group->kind,        group->window_tokens, group->chunk_tokens,
+                                  group->layer_count, group->part_count,    group->tokens_per_step};
         sum = kvf_byte_sum(sum, facts, sizeof facts);
         sum = kvf_byte_sum(sum, group->layers, group->layer_count * sizeof *group->layers);
         for (uint32_t p = 0; p < group->part_count; p++) {

@@ -40,8 +40,11 @@ static void add_converted(kvf_text *text, uint32_t convert) {
 }
 
 static void add_group(kvf_text *text, const kvf_group_desc *group, uint32_t convert) {
-    kvf_text_add(text, "group: %s\nkind: %s\nwindow_tokens: %u\nchunk_tokens: %u\nlayers: ", group->name,
+    kvf_text_add(text, "group: %s\nkind: %s\nwindow_tokens: %u\nchunk_tokens: %u\n", group->name,
                  kvf_group_kind_name(group->kind), group->window_tokens, group->chunk_tokens);
+    if (group->tokens_per_step > 1)
+        kvf_text_add(text, "tokens_per_step: %u\n", group->tokens_per_step);
+    kvf_text_add(text, "layers: ");
     add_layers(text, group);
     add_converted(text, convert);
     for (uint32_t p = 0; p < group->part_count; p++)

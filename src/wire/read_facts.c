@@ -184,6 +184,8 @@ static kvf_status take_group(reader *r) {
     status = take_number(r, "window_tokens", &group->window_tokens);
     if (!status)
         status = take_number(r, "chunk_tokens", &group->chunk_tokens);
+    if (!status && is_next(r, "tokens_per_step"))
+        status = take_number(r, "tokens_per_step", &group->tokens_per_step);
     if (!status)
         status = take_layers(r, group);
     if (!status && is_next(r, "convert"))

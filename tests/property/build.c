@@ -106,13 +106,14 @@ static bool check_group(const kvf_shard *shard, const world *w, uint32_t side, c
         (layers_of(held) && layers.begin != held->layers_begin))
         return wrong("group %u: layers [%u, %u); expected [%u, %u)", group, layers.begin, layers.end,
                      held->layers_begin, held->layers_end);
-    if (got->tokens_per_block != e->tokens[group] ||
+    const uint32_t each = step_tokens_of(&w->models[side].groups[group]);
+    if (got->tokens_per_block != e->tokens[group] * each ||
         got->kernel_blocks_per_block != e->kernel_blocks[group] || got->block_count != held->block_count)
         return wrong("group %u: %u tokens and %u kernel blocks in each of %llu blocks", group,
                      got->tokens_per_block, got->kernel_blocks_per_block,
                      (unsigned long long)got->block_count);
     if (got->tokens.index != held->share_index || got->tokens.count != held->share_count ||
-        (held->share_count > 1 && got->tokens.width != held->share_width))
+        (held->share_count > 1 && got->tokens.width != held->share_width * each))
         return wrong("group %u: token share %u of %u, width %u; expected %u of %u, width %u", group,
                      got->tokens.index, got->tokens.count, got->tokens.width, held->share_index,
                      held->share_count, held->share_width);

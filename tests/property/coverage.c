@@ -16,6 +16,7 @@ static const char *const names[KIND_COUNT] = {
     [KIND_SHARED_LAYERS] = "groups that share layers",
     [KIND_WINDOW] = "sliding windows",
     [KIND_CHUNK] = "attention chunks",
+    [KIND_COMPRESSED] = "entries of several tokens",
     [KIND_UNEVEN_TP] = "TP sizes that do not divide the units",
     [KIND_TP_ABOVE_UNITS] = "more TP ranks than granules",
     [KIND_REPLICATED] = "replicated parts",
@@ -152,11 +153,12 @@ static void note_states(const recipe *r) {
 
 static void note_model(const recipe *r) {
     uint32_t states = 0, layers = 0;
-    bool window = false, chunk = false, shared = false;
+    bool window = false, chunk = false, compressed = false, shared = false;
     for (uint32_t g = 0; g < r->group_count; g++) {
         states += r->groups[g].is_state != 0;
         window |= r->groups[g].window != 0;
         chunk |= r->groups[g].chunk != 0;
+        compressed |= r->groups[g].step_tokens > 1;
         shared |= (layers & r->groups[g].layer_mask) != 0;
         layers |= r->groups[g].layer_mask;
     }
@@ -164,6 +166,7 @@ static void note_model(const recipe *r) {
     note_if(KIND_MIXED, states > 0 && states < r->group_count);
     note_if(KIND_WINDOW, window);
     note_if(KIND_CHUNK, chunk);
+    note_if(KIND_COMPRESSED, compressed);
     note_if(KIND_SHARED_LAYERS, shared);
     note_if(KIND_GRANULES, any_part(r, has_granules, 0));
     note_if(KIND_REPLICATED, any_part(r, is_replicated, 0));

@@ -18,6 +18,7 @@ void fill_model_form(const world *w, uint32_t side, model_form *out) {
                                           .kind = group->is_state ? KVF_GROUP_STATE : KVF_GROUP_TOKENS,
                                           .window_tokens = group->window,
                                           .chunk_tokens = group->chunk,
+                                          .tokens_per_step = group->step_tokens,
                                           .layers = model->layers[g],
                                           .layer_count = model->layer_counts[g],
                                           .parts = out->parts[i],
@@ -43,7 +44,8 @@ static kvf_group_spec group_spec(const recipe *r, const world *w, uint32_t side,
                                  engine_form *out) {
     const layout_recipe *layout = &r->engines[side].layouts[layout_of(r, side, group)];
     memcpy(out->orders[group], w->engines[side].orders[group], ORDER_TEXT);
-    return (kvf_group_spec){.tokens_per_block = layout->tokens,
+    const uint32_t each = r->engines[side].per_group ? step_tokens_of(&w->models[side].groups[group]) : 1;
+    return (kvf_group_spec){.tokens_per_block = layout->tokens * each,
                             .kernel_blocks_per_block = layout->kernel_blocks,
                             .block_count = w->engines[side].block_count[group],
                             .order = layout->order ? out->orders[group] : NULL,
@@ -94,11 +96,12 @@ void fill_shard_form(const world *w, uint32_t side, uint32_t rank, shard_form *o
         uint32_t g = model->group_order[i];
         const uint32_t *parts = model->part_order[g], part_count = model->groups[g].part_count;
         const rank_group *held = &own->groups[g];
+        const uint32_t each = step_tokens_of(&w->models[side].groups[g]);
         out->groups[i] =
-            (kvf_group_shard_desc){.tokens_per_block = e->tokens[g],
+            (kvf_group_shard_desc){.tokens_per_block = e->tokens[g] * each,
                                    .kernel_blocks_per_block = e->kernel_blocks[g],
                                    .block_count = held->block_count,
-                                   .tokens = {held->share_index, held->share_count, held->share_width},
+                                   .tokens = {held->share_index, held->share_count, held->share_width * each},
                                    .parts = out->shares[i],
                                    .placements = out->placements[i]};
         uint32_t n = 0;

@@ -73,6 +73,7 @@ static void make_hybrid(rng *random, recipe *out) {
 
 static void make_model(rng *random, recipe *out) {
     bool few = rng_chance(random, 30);
+    uint32_t step_tokens = PICK(random, 2, 2, 3, 4);
     out->layer_count = PICK(random, 1, 2, 2, 3, 3, 4, 5, 6);
     out->group_count = PICK(random, 1, 1, 1, 1, 2, 2, 2, 3, 3, 4);
     for (uint32_t g = 0; g < out->group_count; g++) {
@@ -84,6 +85,8 @@ static void make_model(rng *random, recipe *out) {
             group->window = rng_between(random, 1, 40);
         else if (!group->is_state && rng_chance(random, 12))
             group->chunk = rng_between(random, 1, 32);
+        else if (!group->is_state && rng_chance(random, 20))
+            group->step_tokens = step_tokens;
         group->part_count = PICK(random, 1, 1, 1, 2, 2, 2, 2, 3, 4);
         for (uint32_t p = 0; p < group->part_count; p++)
             make_part(random, group->is_state, few, p ? &group->parts[p - 1] : NULL, &group->parts[p]);
@@ -289,6 +292,15 @@ static void make_by_hand(rng *random, const recipe *r, uint32_t side, engine_rec
         out->hand_count--;
 }
 
+/* How many tokens the entries of compressed groups have; 1: there is no such group. */
+static uint32_t largest_step(const recipe *r) {
+    uint32_t most = 1;
+    for (uint32_t g = 0; g < r->group_count; g++)
+        if (r->groups[g].step_tokens > most)
+            most = r->groups[g].step_tokens;
+    return most;
+}
+
 static void make_engine(rng *random, const recipe *r, uint32_t side, engine_recipe *out) {
     const engine_recipe *other = side == REMOTE ? &r->engines[LOCAL] : NULL;
     memset(out, 0, sizeof *out);
@@ -297,6 +309,8 @@ static void make_engine(rng *random, const recipe *r, uint32_t side, engine_reci
         make_unlike(random, r, &out->unlike);
     make_stages(random, r->layer_count - out->unlike.fewer_layers, out);
     share_tokens(random, r, other, out);
+    if (out->dcp > 1 && out->width % largest_step(r) && rng_chance(random, 85))
+        out->width = largest_step(r) * rng_between(random, 1, 2);
     if (rng_chance(random, 15))
         make_by_hand(random, r, side, out);
     bool mixed = is_mixed(r);
@@ -308,6 +322,9 @@ static void make_engine(rng *random, const recipe *r, uint32_t side, engine_reci
         make_layout(random, is_state, other ? other->layouts[i].tokens : 0, &out->layouts[i]);
         if (other && rng_chance(random, 20))
             out->layouts[i].order = other->layouts[i].order;
+        const uint32_t entry = largest_step(r);
+        if (!out->per_group && !is_state && out->layouts[i].tokens && rng_chance(random, 85))
+            out->layouts[i].tokens = (out->layouts[i].tokens + entry - 1) / entry * entry;
         for (uint32_t tries = 0; out->even_pages && !has_whole_pages(&out->layouts[i]) && tries < 20; tries++)
             make_order(random, &out->layouts[i]);
     }
@@ -340,8 +357,7 @@ static void make_requests(rng *random, recipe *out) {
         if (!predictable)
             continue;
         request->begin = 0;
-        if (state)
-            request->end = 1;
+        request->end = state ? 1 : end / step_tokens_of(&out->groups[g]);
         request->tables[LOCAL].ids = request->tables[REMOTE].ids = IDS_SCATTERED;
     }
     if (rng_chance(random, 35)) {
@@ -403,7 +419,9 @@ bool recipe_usable(const recipe *r) {
         good = group->layer_mask && group->layer_mask < 1u << r->layer_count && group->part_count >= 1 &&
                group->part_count <= MAX_PARTS && !(group->window && group->chunk) &&
                !(group->is_state && (group->window || group->chunk)) &&
-               r->requests[g].begin <= r->requests[g].end && r->requests[g].end <= 1000;
+               (group->step_tokens <= 1 || !(group->is_state || group->window || group->chunk)) &&
+               group->step_tokens <= 5 && r->requests[g].begin <= r->requests[g].end &&
+               r->requests[g].end <= 1000;
         for (uint32_t p = 0; p < group->part_count && good; p++) {
             const part_recipe *part = &group->parts[p];
             good = part->dtype > INVALID && part->dtype <= I4 && part->units >= 1 && part->units <= 16 &&

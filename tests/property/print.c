@@ -34,12 +34,13 @@ static void print_model(FILE *to, const char *side, const model_form *m) {
     for (uint32_t g = 0; g < m->desc.group_count; g++) {
         const kvf_group_desc *group = &m->groups[g];
         fprintf(to,
-                "    {.name = \"%s\", .kind = %s, .window_tokens = %u, .chunk_tokens = %u, .layers = "
+                "    {.name = \"%s\", .kind = %s, .window_tokens = %u, .chunk_tokens = %u, .tokens_per_step "
+                "= %u, .layers = "
                 "%s_layers_%u, "
                 ".layer_count = %u, .parts = %s_parts_%u, .part_count = %u},\n",
                 group->name, group->kind == KVF_GROUP_STATE ? "KVF_GROUP_STATE" : "KVF_GROUP_TOKENS",
-                group->window_tokens, group->chunk_tokens, side, g, group->layer_count, side, g,
-                group->part_count);
+                group->window_tokens, group->chunk_tokens, group->tokens_per_step, side, g,
+                group->layer_count, side, g, group->part_count);
     }
     fprintf(to,
             "};\nstatic const kvf_model_desc %s_model = {.struct_size = sizeof %s_model, .layer_count = %u, "

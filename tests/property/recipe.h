@@ -32,6 +32,7 @@ typedef struct part_recipe {
 typedef struct group_recipe {
     uint32_t is_state;
     uint32_t window, chunk;
+    uint32_t step_tokens; /* of an entry; 0 means 1 */
     uint32_t layer_mask;
     uint32_t part_count;
     part_recipe parts[MAX_PARTS];
@@ -47,7 +48,8 @@ enum order_fault {
 };
 
 typedef struct layout_recipe {
-    uint32_t tokens; /* 0: the default */
+    uint32_t
+        tokens; /* steps of a block if the layout is of one group, otherwise its tokens; 0: the default */
     uint32_t kernel_blocks;
     uint32_t order;       /* 0: NULL; 1 .. 120: a permutation of L, B, P, H, N */
     uint32_t tensor_axis; /* 0: no T; else T is this many letters outside P, at most at the front */
@@ -94,6 +96,7 @@ enum unlike_field {
     UNLIKE_ROWS,
     UNLIKE_UNITS,
     UNLIKE_WINDOW,
+    UNLIKE_STEP,
     UNLIKE_PART, /* the last part is missing */
     UNLIKE_FIELDS
 };
@@ -104,7 +107,7 @@ typedef struct engine_recipe {
     uint32_t tp, pp;
     uint32_t uneven; /* the stages have the sizes below */
     uint32_t stages[MAX_STAGES];
-    uint32_t dcp, width; /* also of hand-made shards */
+    uint32_t dcp, width; /* also of hand-made shards, whose width is in steps */
     uint32_t share_pages;
     uint32_t even_pages; /* logical blocks of all groups are equally large, as hybrid engines make them */
     uint32_t per_group;  /* a layout for each group; otherwise layout 0 is for tokens and 1 for states */

@@ -132,6 +132,12 @@ static void check_stages(uint32_t layers, const engine_recipe *engine, engine_wo
         illegal(e, 0, "dcp does not divide tp");
 }
 
+/* In steps. */
+static uint32_t share_width(const engine_recipe *engine, const group_recipe *group) {
+    const uint32_t each = step_tokens_of(group);
+    return engine->width < each ? 1 : engine->width / each;
+}
+
 static void shape_built(const recipe *r, uint32_t side, world *w) {
     const engine_recipe *engine = &r->engines[side];
     const model_world *model = &w->models[side];
@@ -152,7 +158,7 @@ static void shape_built(const recipe *r, uint32_t side, world *w) {
             if (!r->groups[g].is_state) {
                 held->share_index = rank->tp_rank % engine->dcp;
                 held->share_count = engine->dcp;
-                held->share_width = engine->width;
+                held->share_width = share_width(engine, &model->groups[g]);
             }
             for (uint32_t p = 0; p < model->groups[g].part_count; p++)
                 share_units(&model->groups[g].parts[p], engine->tp, rank->tp_rank, &held->parts[p]);
@@ -161,6 +167,9 @@ static void shape_built(const recipe *r, uint32_t side, world *w) {
     for (uint32_t g = 0; g < r->group_count; g++) {
         if (has_group(w, side, g) && !r->groups[g].is_state && !shares_are_whole(w, e, side, g))
             illegal(e, 0, "units are not held by whole sets of token shares");
+        if (has_group(w, side, g) && engine->dcp > 1 &&
+            engine->width % step_tokens_of(&model->groups[g]) != 0)
+            illegal(e, 0, "a token share with a part of an entry");
         for (uint32_t i = 0; i < e->rank_count; i++)
             for (uint32_t p = 0; p < model->groups[g].part_count; p++)
                 count_replicas(e, engine->tp, i, g, p, &e->ranks[i].groups[g].parts[p]);
@@ -223,12 +232,29 @@ static void shape_hand(const recipe *r, uint32_t side, world *w) {
         check_agreement(r, e);
 }
 
+/* Sets how many steps a block holds. */
+static void count_steps(const recipe *r, uint32_t side, uint32_t g, uint32_t said, world *w) {
+    engine_world *e = &w->engines[side];
+    const uint32_t each = step_tokens_of(&w->models[side].groups[g]);
+    if (r->engines[side].by_hand || r->groups[g].is_state)
+        e->tokens[g] = said ? said : 1;
+    else if (!said)
+        e->tokens[g] = (16 + each - 1) / each;
+    else if (r->engines[side].per_group)
+        e->tokens[g] = said;
+    else
+        e->tokens[g] = said < each ? 1 : said / each;
+    const bool in_tokens = !r->engines[side].by_hand && !r->engines[side].per_group;
+    if (in_tokens && said % each != 0 && has_group(w, side, g))
+        illegal(e, 0, "a block with a part of an entry");
+}
+
 void shape_engine(const recipe *r, uint32_t side, world *w) {
     engine_world *e = &w->engines[side];
     for (uint32_t g = 0; g < r->group_count; g++) {
         const layout_recipe *layout = &r->engines[side].layouts[layout_of(r, side, g)];
         bool state = r->groups[g].is_state;
-        e->tokens[g] = layout->tokens ? layout->tokens : state || r->engines[side].by_hand ? 1 : 16;
+        count_steps(r, side, g, layout->tokens, w);
         e->kernel_blocks[g] = layout->kernel_blocks ? layout->kernel_blocks : 1;
         if (!has_group(w, side, g))
             continue;

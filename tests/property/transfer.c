@@ -295,17 +295,26 @@ static bool copy_source(transfer *t, const kvf_request *request, source_runs *s,
     return check_nests(request, s, random);
 }
 
+/* How many tokens the request has: those of its groups of single tokens, or of entries; NO_ID: it has no tokens. */
+static uint32_t tokens_asked(const transfer *t) {
+    uint32_t tokens = NO_ID, each_of_them = UINT32_MAX;
+    for (uint32_t g = 0; g < t->r->group_count; g++) {
+        const uint32_t each = step_tokens_of(&t->w->models[LOCAL].groups[g]);
+        if (!t->ask.groups[g] || t->r->groups[g].is_state || each >= each_of_them)
+            continue;
+        tokens = t->w->tables[g].end * each;
+        each_of_them = each;
+    }
+    return tokens;
+}
+
 /* Whether blocks are scattered, all groups begin at the first step, and there is one state. */
 static bool is_predictable(const transfer *t, uint32_t *tokens) {
-    *tokens = NO_ID;
+    *tokens = tokens_asked(t);
     for (uint32_t g = 0; g < t->r->group_count; g++) {
-        uint32_t end = t->w->tables[g].end;
-        if (!t->ask.groups[g])
-            continue;
-        if (t->r->groups[g].is_state ? end != 1 : *tokens != NO_ID && end != *tokens)
+        const uint32_t end = t->w->tables[g].end, each = step_tokens_of(&t->w->models[LOCAL].groups[g]);
+        if (t->ask.groups[g] && end != (t->r->groups[g].is_state ? 1 : *tokens / each))
             return false;
-        if (!t->r->groups[g].is_state)
-            *tokens = end;
     }
     return t->w->scattered;
 }

@@ -43,8 +43,10 @@ static void make_unlike(group_recipe *group, uint32_t field) {
         part->rows++;
     else if (field == UNLIKE_UNITS)
         part->units += part->granule;
-    else if (field == UNLIKE_WINDOW && !group->is_state && !group->chunk)
+    else if (field == UNLIKE_WINDOW && !group->is_state && !group->chunk && group->step_tokens <= 1)
         group->window++;
+    else if (field == UNLIKE_STEP && !group->is_state && !group->chunk && !group->window)
+        group->step_tokens = step_tokens_of(group) + 1;
     else if (field == UNLIKE_PART && group->part_count > 1)
         group->part_count--;
 }
@@ -157,6 +159,8 @@ static void compare_cells(const world *w, const asked *ask, uint32_t g, refusal 
     const group_recipe *a = &w->models[LOCAL].groups[g], *b = &w->models[REMOTE].groups[g];
     if (a->window != b->window)
         refuse(out, "g%u.window_tokens is ", g);
+    if (step_tokens_of(a) != step_tokens_of(b))
+        refuse(out, "g%u.tokens_per_step is ", g);
     for (uint32_t p = 0; p < a->part_count || p < b->part_count; p++) {
         if (p < a->part_count && p < b->part_count)
             compare_part(w, ask, g, p, out);

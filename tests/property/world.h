@@ -33,8 +33,8 @@ typedef struct rank_part {
 } rank_part;
 
 typedef struct rank_group {
-    uint32_t layers_begin, layers_end; /* indices into the group's layers */
-    uint32_t share_index, share_count, share_width;
+    uint32_t layers_begin, layers_end;              /* indices into the group's layers */
+    uint32_t share_index, share_count, share_width; /* in steps */
     uint32_t block_count;
     rank_part parts[MAX_PARTS];
 } rank_group;
@@ -52,7 +52,7 @@ typedef struct engine_world {
     const char *illegal; /* why the library must refuse this engine; NULL: it must accept it */
     uint32_t illegal_rank;
     uint32_t rank_count;
-    uint32_t tokens[MAX_GROUPS], kernel_blocks[MAX_GROUPS];
+    uint32_t tokens[MAX_GROUPS], kernel_blocks[MAX_GROUPS]; /* steps of a logical block */
     uint32_t block_count[MAX_GROUPS];
     uint32_t page_bytes[MAX_GROUPS];
     uint32_t page_content[MAX_GROUPS]; /* the largest page of any rank */
@@ -102,6 +102,10 @@ void *arena_take(size_t count, size_t bytes);
 /* ---- small questions ------------------------------------------------------------------------- */
 
 uint32_t cell_bytes_of(const part_recipe *part);
+
+static inline uint32_t step_tokens_of(const group_recipe *group) {
+    return group->step_tokens ? group->step_tokens : 1;
+}
 
 /** Whether the model of this side has the group. */
 static inline bool has_group(const world *w, uint32_t side, uint32_t group) {

@@ -133,6 +133,50 @@ static void states_are_written_with_the_last_chunk(void **state) {
     push_scene_finish(&v);
 }
 
+/* Chunks end inside entries of 4 and of 32 tokens: an entry goes with its last token. */
+static void entries_are_written_with_their_last_token(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, compressed(), ENGINE(.name = "P", .all = {.tokens_per_block = 32, .block_count = 64}),
+                    ENGINE(.name = "D", .tp_size = 2,
+                           .all = {.tokens_per_block = 64, .block_count = 64, .order = "BLPHN"}),
+                    NULL);
+    assert_int_equal(v.wanted.groups[1].end, TOKENS / 4);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, 30, 1);
+    world_run_for(&v.w, 20 * MS);
+    ready(&v, 0, 30, 3);
+    ready(&v, 30, 31, 3); /* completes no entry */
+    world_run_for(&v.w, 20 * MS);
+    ready(&v, 31, 67, 2);
+    ready(&v, 31, 67, 3);
+    world_run_for(&v.w, 20 * MS);
+    ready(&v, 67, TOKENS, 3);
+    push_scene_finish(&v);
+}
+
+/* An entry that is said to be ready has its new value; one whose last token is not ready has the old one there. */
+static void an_entry_is_not_written_before_its_last_token(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}), ONE("P"),
+                    ONE("D"), NULL);
+    world_fill(&v.w, &v.w.p, &v.given, 9); /* not computed yet */
+    world_fill(&v.w, &v.w.d, &v.wanted, 9);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, 43, 1);
+    world_run_for(&v.w, 50 * MS);
+    world_fill(&v.w, &v.w.p, &v.given, 2); /* entry 10 and those after it arrive with this */
+    ready(&v, 43, TOKENS, 1);
+    world_all_done(&v.w, &v.w.d, v.expects);
+    world_all_done(&v.w, &v.w.p, v.pushes);
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 10);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
 /* A request of states alone is one token long. */
 static void states_alone_are_one_chunk(void **state) {
     (void)state;
@@ -467,6 +511,8 @@ int main(void) {
         cmocka_unit_test(cells_computed_after_they_were_expected_are_those_that_arrive),
         cmocka_unit_test(chunks_and_layers_out_of_order_are_refused),
         cmocka_unit_test(states_are_written_with_the_last_chunk),
+        cmocka_unit_test(entries_are_written_with_their_last_token),
+        cmocka_unit_test(an_entry_is_not_written_before_its_last_token),
         cmocka_unit_test(states_alone_are_one_chunk),
         cmocka_unit_test(latents_are_written_by_one_replica),
         cmocka_unit_test(of_a_group_that_is_not_wanted_the_producer_need_not_have_anything),

@@ -77,6 +77,11 @@ static void checksums_do_not_depend_on_the_shape(void **state) {
     goes_well(latent_of(3, (kvf_group_desc){.name = "swa", .window_tokens = 20}),
               ENGINE(.name = "P", .all = {.block_count = 64}),
               ENGINE(.name = "D", .pp_size = 3, .all = {.block_count = 64}));
+    goes_well(compressed(),
+              ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .dcp_width = 32,
+                     .all = {.tokens_per_block = 96, .block_count = 64}),
+              ENGINE(.name = "D",
+                     .all = {.tokens_per_block = 64, .kernel_blocks_per_block = 2, .block_count = 64}));
 }
 
 /* Flips one bit of one cell of the producer. */

@@ -237,9 +237,9 @@ void world_request_make(const world *w, const world_engine *engine, const char *
     out->group_count = kvf_model_group_count(model);
     assert_true(out->group_count <= WORLD_MAX_GROUPS);
     for (uint32_t g = 0; g < out->group_count; g++) {
-        bool state = kvf_model_group(model, g)->kind == KVF_GROUP_STATE;
-        uint64_t steps = state ? (tokens > 0) : tokens;
-        uint32_t per_block = shard->groups[g].tokens_per_block;
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        uint64_t steps = group->kind == KVF_GROUP_STATE ? (tokens > 0) : tokens / group->tokens_per_step;
+        uint32_t per_block = shard->groups[g].tokens_per_block / group->tokens_per_step;
         uint32_t blocks = (uint32_t)((steps + per_block - 1) / per_block);
         assert_true(blocks <= COUNT_OF(out->ids[g]));
         for (uint32_t b = 0; b < blocks; b++)
@@ -353,7 +353,7 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
         kvf_range layers = kvf_shard_group_layers(shard, g);
         uint64_t first = kvf_group_first_needed(group, steps->end);
         first = first > steps->begin && !fill ? first : steps->begin;
-        const kvf_token_share share = held->tokens;
+        const kvf_token_share share = step_share(shard, g);
         uint64_t width = share.width ? share.width : 1, shares = share.count ? share.count : 1;
         for (uint64_t s = first; s < steps->end; s++) {
             if (s / width % shares != share.index)
@@ -372,12 +372,12 @@ static uint64_t visit_rank(world_engine *e, uint32_t rank, const world_request *
                                               s,
                                               r,
                                               u};
-                            uint32_t row = (uint32_t)(position % held->tokens_per_block) *
+                            uint32_t row = (uint32_t)(position % steps_per_block(shard, g)) *
                                                group->parts[p].rows_per_step +
                                            r;
                             uint32_t block =
                                 steps->table
-                                    .ids[position / held->tokens_per_block - steps->table.first_block];
+                                    .ids[position / steps_per_block(shard, g) - steps->table.first_block];
                             kvf_cell_location cell = {.struct_size = sizeof cell};
                             assert_ok(kvf_shard_locate(shard, g, l, p, block, row, u, &cell));
                             uint8_t *bytes = (uint8_t *)e->memory[rank][cell.region] + cell.offset;
@@ -432,7 +432,7 @@ void world_fill(const world *w, world_engine *engine, const world_request *reque
 
 void world_flip(world_engine *e, const world_request *request, world_cell at) {
     const kvf_shard *shard = kvf_engine_shard(e->engine, at.rank);
-    const uint32_t per_block = kvf_shard_get(shard)->groups[at.group].tokens_per_block;
+    const uint32_t per_block = steps_per_block(shard, at.group);
     const uint32_t rows = kvf_model_group(kvf_shard_model(shard), at.group)->parts[at.part].rows_per_step;
     kvf_cell_location cell = {.struct_size = sizeof cell};
     assert_ok(kvf_shard_locate(shard, at.group, at.layer, at.part,

@@ -13,15 +13,17 @@ static bool keeps(kvf_token_share share, uint64_t token) {
 }
 
 /* The blocks that the fullest rank needs. */
-static uint32_t blocks_of(const kvf_group_shard_desc *group, uint64_t steps) {
+static uint32_t blocks_of(const kvf_shard *shard, uint32_t group, uint64_t steps) {
+    const kvf_token_share share = step_share(shard, group);
+    const uint32_t per_block = steps_per_block(shard, group);
     uint64_t most = 0;
-    for (uint32_t i = 0; i < group->tokens.count; i++) {
+    for (uint32_t i = 0; i < share.count; i++) {
         uint64_t kept = 0;
         for (uint64_t t = 0; t < steps; t++)
-            kept += keeps((kvf_token_share){i, group->tokens.count, group->tokens.width}, t);
+            kept += keeps((kvf_token_share){i, share.count, share.width}, t);
         most = kept > most ? kept : most;
     }
-    return (uint32_t)((most + group->tokens_per_block - 1) / group->tokens_per_block);
+    return (uint32_t)((most + per_block - 1) / per_block);
 }
 
 void sequence_open(cell_sequence *sequence, const kvf_shard *shard, uint64_t tokens, uint32_t seed) {
@@ -42,8 +44,9 @@ void sequence_open(cell_sequence *sequence, const kvf_shard *shard, uint64_t tok
     }
     uint32_t used = 0;
     for (uint32_t g = 0; g < sequence->group_count; g++) {
-        sequence->steps[g] = kvf_model_group(model, g)->kind == KVF_GROUP_STATE ? 1 : tokens;
-        uint32_t count = blocks_of(&desc->groups[g], sequence->steps[g]);
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        sequence->steps[g] = group->kind == KVF_GROUP_STATE ? 1 : tokens / group->tokens_per_step;
+        uint32_t count = blocks_of(shard, g, sequence->steps[g]);
         sequence->tables[g] = (kvf_block_table){sequence->ids + used, count, 0};
         used += count;
     }
@@ -122,8 +125,8 @@ static void visit_step(const cell_rank *rank, cell_place at, uint64_t position, 
                        void *context) {
     const kvf_group_desc *group = kvf_model_group(kvf_shard_model(rank->shard), at.group);
     const kvf_group_shard_desc *held = &kvf_shard_get(rank->shard)->groups[at.group];
-    uint64_t block = position / held->tokens_per_block;
-    uint32_t step = (uint32_t)(position % held->tokens_per_block);
+    uint64_t block = position / steps_per_block(rank->shard, at.group);
+    uint32_t step = (uint32_t)(position % steps_per_block(rank->shard, at.group));
     const kvf_block_table *table = &rank->sequence->tables[at.group];
     assert_true(block < table->count);
     for (at.part = 0; at.part < group->part_count; at.part++) {
@@ -143,7 +146,6 @@ void each_cell(const cell_rank *rank, kvf_range layers, cell_visit visit, void *
     const kvf_model *model = kvf_shard_model(rank->shard);
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
-        const kvf_group_shard_desc *held = &kvf_shard_get(rank->shard)->groups[g];
         kvf_range own = kvf_shard_get(rank->shard)->layers;
         for (uint32_t layer = 0; layer < group->layer_count; layer++) {
             uint32_t number = group->layers[layer];
@@ -151,7 +153,7 @@ void each_cell(const cell_rank *rank, kvf_range layers, cell_visit visit, void *
                 continue;
             uint64_t position = 0;
             for (uint64_t step = 0; step < rank->sequence->steps[g]; step++)
-                if (keeps(held->tokens, step))
+                if (keeps(step_share(rank->shard, g), step))
                     visit_step(rank, (cell_place){.group = g, .layer = layer, .step = step}, position++,
                                visit, context);
         }

@@ -48,6 +48,21 @@ static void stages_shares_and_kernel_blocks_are_said(void **state) {
         "shared by 2 ranks, 8 together; order L|BN\n");
 }
 
+static void entries_of_several_tokens_are_said(void **state) {
+    (void)state;
+    describes(
+        compressed(),
+        ENGINE(.name = "E", .tp_size = 2, .dcp_size = 2, .dcp_width = 32,
+               .all = {64, .kernel_blocks_per_block = 2, .block_count = 4}),
+        "E: 2 ranks, tp 2\n"
+        "  swa: layers 0-2, window of 24 tokens; latent 4 bf16; 4 blocks of 64 tokens in 2 kernel blocks, "
+        "tokens shared by 2 ranks, 32 together; order L|BN\n"
+        "  csa: layers 0-2 by 2, an entry for 4 tokens; latent 4 bf16, indexer 2 bf16; 4 blocks of 64 tokens "
+        "in 2 kernel blocks, tokens shared by 2 ranks, 32 together; order L|BPN\n"
+        "  hca: layers 1, an entry for 32 tokens; latent 4 bf16; 4 blocks of 64 tokens in 2 kernel blocks, "
+        "tokens shared by 2 ranks, 32 together; order B\n");
+}
+
 static void views_are(const kvf_engine *engine, uint32_t region, uint32_t i, const char *wanted);
 
 /* Two layers in one buffer, and the third layer before them. */
@@ -182,6 +197,7 @@ int main(void) {
         cmocka_unit_test(orders_are_read_off_the_strides),
         cmocka_unit_test(axes_of_one_step_are_left_out),
         cmocka_unit_test(stages_shares_and_kernel_blocks_are_said),
+        cmocka_unit_test(entries_of_several_tokens_are_said),
         cmocka_unit_test(memory_that_no_order_describes_is_irregular),
         cmocka_unit_test(a_region_says_what_it_holds),
         cmocka_unit_test(a_shorter_view_is_filled_as_far_as_it_goes),

@@ -342,6 +342,21 @@ static void a_cache_needs_blocks(void **state) {
     kvf_model_free(model);
 }
 
+static void blocks_have_whole_entries_unless_they_are_given(void **state) {
+    (void)state;
+    kvf_model *model = compressed();
+    kvf_engine *engine = engine_of(model, ENGINE(.all = {.block_count = 5}));
+    for (uint32_t g = 0; g < 3; g++)
+        assert_int_equal(group_of(engine, 0, g)->tokens_per_block, g < 2 ? 16 : 32);
+    kvf_engine_free(engine);
+    assert_fails(try_engine(model, ENGINE(.all = {.tokens_per_block = 16, .block_count = 5})), KVF_E_INVALID,
+                 "group hca", "tokens_per_block is 16", "tokens_per_step, 32");
+    assert_fails(
+        try_engine(model, ENGINE(.tp_size = 2, .dcp_size = 2, .dcp_width = 2, .all = {.block_count = 5})),
+        KVF_E_INVALID, "group csa", "tokens.width is 2", "tokens_per_step, 4");
+    kvf_model_free(model);
+}
+
 static void block_sizes_and_counts_are_checked(void **state) {
     (void)state;
     kvf_model *model = latent(1);
@@ -584,6 +599,7 @@ int main(void) {
         cmocka_unit_test(an_engine_keeps_its_model_alive),
         cmocka_unit_test(freeing_no_engine_is_fine),
         cmocka_unit_test(sizes_that_are_left_out_are_one_and_blocks_have_16_tokens),
+        cmocka_unit_test(blocks_have_whole_entries_unless_they_are_given),
         cmocka_unit_test(groups_may_have_block_sizes_and_counts_of_their_own),
         cmocka_unit_test(state_groups_have_a_specification_of_their_own),
         cmocka_unit_test(stages_are_as_even_as_they_go),

@@ -284,6 +284,31 @@ static void windows_and_chunks_are_for_token_groups_and_not_both(void **state) {
     assert_refused(&s, KVF_E_INVALID, "group 0 (full): window_tokens is 8 and chunk_tokens is 4");
 }
 
+static void only_tokens_without_windows_or_chunks_share_entries(void **state) {
+    (void)state;
+    sample s;
+    fill(&s);
+    s.groups[1].tokens_per_step = 2;
+    assert_refused(&s, KVF_E_INVALID, "group 1 (ssm): tokens_per_step is 2; allowed: 1 in a group of states");
+    fill(&s);
+    s.groups[0].tokens_per_step = 4;
+    s.groups[0].window_tokens = 8;
+    assert_refused(&s, KVF_E_INVALID,
+                   "group 0 (full): tokens_per_step is 4; allowed: 1 in a group with a window");
+    fill(&s);
+    s.groups[0].tokens_per_step = UINT32_MAX;
+    s.groups[0].chunk_tokens = 8;
+    assert_refused(&s, KVF_E_INVALID,
+                   "group 0 (full): tokens_per_step is 4294967295; allowed: 1 in a group with chunks");
+    fill(&s);
+    s.groups[1].tokens_per_step = 1;
+    s.groups[0].tokens_per_step = UINT32_MAX;
+    kvf_model *model = NULL;
+    assert_int_equal(kvf_model_create(&s.desc, &model), KVF_OK);
+    assert_int_equal(kvf_model_group(model, 0)->tokens_per_step, UINT32_MAX);
+    kvf_model_free(model);
+}
+
 static void sizes_beyond_64_bits_are_refused(void **state) {
     (void)state;
     sample s;
@@ -379,6 +404,19 @@ static void a_window_needs_as_many_tokens_as_it_is_wide(void **state) {
     assert_true(kvf_group_first_needed(&window, UINT64_MAX) == UINT64_MAX - 128);
 }
 
+static void tokens_make_whole_steps(void **state) {
+    (void)state;
+    const kvf_group_desc plain = {.kind = KVF_GROUP_TOKENS}, fours = {.tokens_per_step = 4},
+                         states = {.kind = KVF_GROUP_STATE};
+    assert_int_equal(kvf_group_step_count(&plain, 0), 0);
+    assert_true(kvf_group_step_count(&plain, UINT64_MAX) == UINT64_MAX);
+    assert_int_equal(kvf_group_step_count(&fours, 3), 0);
+    assert_int_equal(kvf_group_step_count(&fours, 4), 1);
+    assert_int_equal(kvf_group_step_count(&fours, 1003), 250);
+    assert_int_equal(kvf_group_step_count(&states, 0), 1);
+    assert_int_equal(kvf_group_step_count(&states, 1003), 1);
+}
+
 static void chunks_need_the_chunk_of_the_last_token(void **state) {
     (void)state;
     const kvf_group_desc chunked = {.chunk_tokens = 100};
@@ -448,6 +486,9 @@ static void comparing_names_the_first_field_that_differs_and_both_values(void **
     fill(&s);
     s.groups[0].chunk_tokens = 64;
     assert_differs(&s, "group 0 (full): chunk_tokens is 0 on one side and 64 on the other");
+    fill(&s);
+    s.groups[0].tokens_per_step = 4;
+    assert_differs(&s, "group 0 (full): tokens_per_step is 1 on one side and 4 on the other");
     fill(&s);
     s.groups[0].layer_count = 1;
     assert_differs(&s, "group 0 (full): layer_count is 2 on one side and 1 on the other");
@@ -546,11 +587,13 @@ int main(void) {
         cmocka_unit_test(units_granules_and_elements_must_fit_each_other),
         cmocka_unit_test(tensors_are_numbered_in_order_without_gaps),
         cmocka_unit_test(windows_and_chunks_are_for_token_groups_and_not_both),
+        cmocka_unit_test(only_tokens_without_windows_or_chunks_share_entries),
         cmocka_unit_test(sizes_beyond_64_bits_are_refused),
         cmocka_unit_test(a_model_lives_until_its_last_owner_gives_it_up),
         cmocka_unit_test(without_memory_nothing_is_made),
         cmocka_unit_test(full_attention_needs_every_token),
         cmocka_unit_test(a_window_needs_as_many_tokens_as_it_is_wide),
+        cmocka_unit_test(tokens_make_whole_steps),
         cmocka_unit_test(chunks_need_the_chunk_of_the_last_token),
         cmocka_unit_test(a_state_is_needed_whole),
         cmocka_unit_test(models_that_differ_only_in_what_engines_choose_are_the_same),

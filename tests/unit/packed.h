@@ -84,15 +84,15 @@ static inline void packed_piece(packed_walk *w, const kvf_cell_location *cell, u
 
 /* Handles all cells of one step of an item in a layer. */
 static inline void packed_step(packed_walk *w, const kvf_stream_item *item, uint32_t layer, uint64_t step) {
-    const kvf_shard_desc *desc = kvf_shard_get(w->rank->shard);
-    const kvf_group_shard_desc *held = &desc->groups[item->group];
+    const uint32_t per_block = steps_per_block(w->rank->shard, item->group);
+    const kvf_token_share share = step_share(w->rank->shard, item->group);
     const kvf_block_table *table = &w->groups[item->group].table;
     const kvf_part_desc *part =
         &kvf_model_group(kvf_shard_model(w->rank->shard), item->group)->parts[item->part];
     uint64_t position = 0; /* counted step by step */
     for (uint64_t before = 0; before < step; before++)
-        position += packed_keeps(held->tokens, before);
-    const uint64_t block = position / held->tokens_per_block;
+        position += packed_keeps(share, before);
+    const uint64_t block = position / per_block;
     if (block != w->block || (position != w->position && position != w->position + 1))
         w->end = UINT64_MAX; /* another run begins */
     w->block = block;
@@ -102,7 +102,7 @@ static inline void packed_step(packed_walk *w, const kvf_stream_item *item, uint
             kvf_cell_location cell = {.struct_size = sizeof cell};
             assert_ok(kvf_shard_locate(
                 w->rank->shard, item->group, layer, item->part, table->ids[block - table->first_block],
-                (uint32_t)(position % held->tokens_per_block) * part->rows_per_step + row, unit, &cell));
+                (uint32_t)(position % per_block) * part->rows_per_step + row, unit, &cell));
             for (uint32_t piece = 0; piece < cell.pieces; piece++)
                 packed_piece(w, &cell, piece);
         }

@@ -166,6 +166,43 @@ static void a_window_is_loaded_from_its_first_token(void **state) {
     done(&f);
 }
 
+/* Blocks of 4 tokens, 2 entries. */
+static void entries_are_loaded_once_all_their_tokens_are_there(void **state) {
+    (void)state;
+    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2}));
+    const kvf_block_table second = {IDS + 1, 2, 1};
+    add_loading(&f, there());
+    assert_int_equal(match(&f, 5, 0), 5);
+    assert_fails(kvf_schedule_allocated(f.s, &R, &second, 1, 3, 7, 0, NULL), KVF_E_RANGE, "tokens [2, 10)",
+                 "blocks [0, 2]", "has [1, 3)");
+    assert_ok(kvf_schedule_allocated(f.s, &R, &second, 1, 5, 5, 0, NULL));
+    assert_group(TAKE(&f, KVF_INSTRUCT_PULL), 0, 2, 5, IDS + 1, 2);
+    done(&f);
+}
+
+/* The load fills no entry: the last token alone completes none. */
+static void a_load_may_complete_no_entry(void **state) {
+    (void)state;
+    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}));
+    const kvf_block_table nothing = {0};
+    const uint64_t generation = add_loading(&f, there());
+    assert_ok(kvf_schedule_allocated(f.s, &R, &nothing, 1, 9, 1, 0, NULL));
+    assert_group(TAKE(&f, KVF_INSTRUCT_PULL), 0, 2, 2, NULL, 0);
+    assert_int_equal(failed(&f, generation, NULL, 0).loaded[0].tokens, 10);
+    done(&f);
+}
+
+static void blocks_of_the_schedule_hold_whole_entries(void **state) {
+    (void)state;
+    kvf_model *model = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 3});
+    kvf_schedule *s = NULL;
+    const kvf_schedule_options options = {
+        .struct_size = sizeof options, .model = model, .tokens_per_block = FOUR_EACH};
+    assert_fails(kvf_schedule_create(&options, &s), KVF_E_INVALID, "tokens_per_block[0] is 4",
+                 "tokens_per_step, 3");
+    kvf_model_free(model);
+}
+
 static void a_block_that_is_needed_must_be_in_the_table(void **state) {
     (void)state;
     fixture f = simple();
@@ -415,6 +452,19 @@ static void before_a_window_there_is_nothing_to_go_on_from(void **state) {
     uint64_t generation = begin_load(&f, 4);
 
     assert_int_equal(failed(&f, generation, &bad, 1).loaded[0].tokens, 4);
+    done(&f);
+}
+
+static void computing_goes_on_inside_an_entry_whose_block_failed(void **state) {
+    (void)state;
+    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2}));
+    const kvf_group_block second = {0, 3}, third = {0, 5};
+    uint64_t generation = begin_load(&f, 5);
+    assert_int_equal(failed(&f, generation, &second, 1).loaded[0].tokens, 5);
+    done(&f);
+    f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2}));
+    generation = begin_load(&f, 5);
+    assert_int_equal(failed(&f, generation, &third, 1).loaded[0].tokens, 8);
     done(&f);
 }
 
@@ -792,6 +842,9 @@ int main(void) {
         cmocka_unit_test(a_source_that_writes_is_expected),
         cmocka_unit_test(tokens_that_the_source_lacks_are_not_offered),
         cmocka_unit_test(a_window_is_loaded_from_its_first_token),
+        cmocka_unit_test(entries_are_loaded_once_all_their_tokens_are_there),
+        cmocka_unit_test(a_load_may_complete_no_entry),
+        cmocka_unit_test(blocks_of_the_schedule_hold_whole_entries),
         cmocka_unit_test(a_block_that_is_needed_must_be_in_the_table),
         cmocka_unit_test(a_table_may_end_with_the_last_block_that_is_needed),
         cmocka_unit_test(with_states_the_last_token_is_left_to_the_consumer),
@@ -808,6 +861,7 @@ int main(void) {
         cmocka_unit_test(invalid_blocks_count_also_before_the_load_is_over),
         cmocka_unit_test(a_load_is_whole_though_blocks_of_other_requests_are_invalid),
         cmocka_unit_test(before_a_window_there_is_nothing_to_go_on_from),
+        cmocka_unit_test(computing_goes_on_inside_an_entry_whose_block_failed),
         cmocka_unit_test(by_policy_a_failed_load_fails_the_request),
         cmocka_unit_test(reports_about_nobody_are_passed_over),
         cmocka_unit_test(aborted_in_the_queue_the_producer_is_notified),

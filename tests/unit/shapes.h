@@ -95,6 +95,36 @@ static inline kvf_model *latent(uint32_t layers) {
 }
 
 /**
+ * Three layers as in DeepSeek V4: "swa", a latent of every layer with a window of 24 tokens; "csa", a latent and an
+ * indexer of layers 0 and 2 with an entry for 4 tokens; "hca", a latent of layer 1 with an entry for 32.
+ */
+static inline kvf_model *compressed(void) {
+    static const uint32_t all[] = {0, 1, 2}, even[] = {0, 2}, odd[] = {1};
+    kvf_part_desc parts[] = {
+        PART(.name = "latent", .units = 1, .cell_elements = 4, .tp_rule = KVF_TP_REPLICATE),
+        PART(.name = "indexer", .units = 1, .cell_elements = 2, .tp_rule = KVF_TP_REPLICATE)};
+    kvf_group_desc groups[] = {{.name = "swa",
+                                .window_tokens = 24,
+                                .layers = all,
+                                .layer_count = 3,
+                                .parts = parts,
+                                .part_count = 1},
+                               {.name = "csa",
+                                .tokens_per_step = 4,
+                                .layers = even,
+                                .layer_count = 2,
+                                .parts = parts,
+                                .part_count = 2},
+                               {.name = "hca",
+                                .tokens_per_step = 32,
+                                .layers = odd,
+                                .layer_count = 1,
+                                .parts = parts,
+                                .part_count = 1}};
+    return model_of(3, groups, 3);
+}
+
+/**
  * A state for each layer: conv.x of 4 channels, conv.B and conv.C of 2, three steps of 2 bytes each, in one
  * tensor; and after them ssm, 2 heads of 32 bytes.
  */
@@ -134,6 +164,20 @@ static inline kvf_model *hybrid(uint32_t heads) {
 /* ---- engines, plans, requests ---------------------------------------------------------------- */
 
 #define ENGINE(...) (&(const kvf_engine_spec){.struct_size = sizeof(kvf_engine_spec), __VA_ARGS__})
+
+/** How many steps a logical block of a group holds. */
+static inline uint32_t steps_per_block(const kvf_shard *shard, uint32_t group) {
+    return kvf_shard_get(shard)->groups[group].tokens_per_block /
+           kvf_model_group(kvf_shard_model(shard), group)->tokens_per_step;
+}
+
+/** Which steps of a group a rank keeps. */
+static inline kvf_token_share step_share(const kvf_shard *shard, uint32_t group) {
+    kvf_token_share share = kvf_shard_get(shard)->groups[group].tokens;
+    if (share.count > 1)
+        share.width /= kvf_model_group(kvf_shard_model(shard), group)->tokens_per_step;
+    return share;
+}
 
 static inline kvf_engine *engine_of(const kvf_model *model, const kvf_engine_spec *spec) {
     kvf_engine *engine = NULL;

@@ -354,6 +354,48 @@ static void a_token_share_must_be_one_of_them(void **state) {
     assert_fails(try_shard(s), KVF_E_RANGE, "tokens.index is 1", "0 to 0");
 }
 
+/* The sample's memory is that of blocks of 2 steps. */
+static void share_entries_of_4_tokens(sample *s) {
+    kvf_model_free(s->model);
+    kvf_part_desc parts[] = {PART(.name = "k", .units = 2, .cell_elements = 4),
+                             PART(.name = "v", .units = 2, .cell_elements = 4)};
+    s->model =
+        one_group(2, (kvf_group_desc){.name = "csa", .tokens_per_step = 4, .parts = parts, .part_count = 2});
+    s->group.tokens_per_block = 8;
+}
+
+static void a_block_of_entries_is_counted_in_tokens(void **state) {
+    sample *s = *state;
+    share_entries_of_4_tokens(s);
+    kvf_shard *shard = made(s);
+    kvf_cell_location cell = {.struct_size = sizeof cell};
+    assert_int_equal(kvf_shard_get(shard)->groups[0].tokens_per_block, 8);
+    assert_ok(kvf_shard_locate(shard, 0, 1, 1, 2, 1, 1, &cell));
+    assert_int_equal(cell.offset, 32 + 2 * 64 + 8 + 16);
+    assert_fails(kvf_shard_locate(shard, 0, 1, 1, 2, 2, 1, &cell), KVF_E_RANGE, "row 2",
+                 "3 blocks of 2 rows");
+    kvf_shard_free(shard);
+}
+
+static void an_entry_is_never_cut(void **state) {
+    sample *s = *state;
+    share_entries_of_4_tokens(s);
+    s->group.tokens_per_block = 6;
+    assert_fails(try_shard(s), KVF_E_INVALID, "group csa", "tokens_per_block is 6", "tokens_per_step, 4");
+    s->group.tokens_per_block = 8;
+    s->group.kernel_blocks_per_block = 4; /* divides the tokens, but not the entries */
+    assert_fails(try_shard(s), KVF_E_INVALID, "kernel_blocks_per_block is 4", "2 entries of a block");
+    s->group.kernel_blocks_per_block = 2;
+    s->group.block_count = 1;
+    kvf_shard_free(made(s));
+    s->group.tokens = (kvf_token_share){1, 2, 6};
+    assert_fails(try_shard(s), KVF_E_INVALID, "tokens.width is 6", "tokens_per_step, 4");
+    s->group.tokens = (kvf_token_share){1, 2, 0};
+    assert_fails(try_shard(s), KVF_E_INVALID, "tokens.width is 1", "tokens_per_step, 4");
+    s->group.tokens.width = 12;
+    kvf_shard_free(made(s));
+}
+
 static void units_must_be_a_range_of_the_parts(void **state) {
     sample *s = *state;
     s->parts[1].units = range(0, 3);
@@ -473,6 +515,8 @@ int main(void) {
         SHARD_TEST(a_cache_needs_blocks),
         SHARD_TEST(kernel_block_ids_must_fit_in_32_bits),
         SHARD_TEST(a_token_share_must_be_one_of_them),
+        SHARD_TEST(a_block_of_entries_is_counted_in_tokens),
+        SHARD_TEST(an_entry_is_never_cut),
         SHARD_TEST(units_must_be_a_range_of_the_parts),
         SHARD_TEST(a_replica_must_be_one_of_them),
         SHARD_TEST(a_state_fills_its_block_and_is_not_shared_by_token),

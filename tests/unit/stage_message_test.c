@@ -158,6 +158,7 @@ static void the_sum_of_a_model_is_over_these_bytes(void **state) {
         'f', 'u', 'l', 'l', 0, 0, 0, 0, 0, 0, 0, 0, 0,           /* its name; tokens */
         128, 0,   0,   0,   0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  /* window; chunk */
         2,   0,   0,   0,   0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0,  /* layers; parts */
+        1,   0,   0,   0,   0, 0, 0, 0,                          /* tokens of a step */
         0,   0,   0,   0,   2, 0, 0, 0,                          /* the layers */
         'k', 0,   8,   0,   0, 0, 0, 0, 0, 0,                    /* the part's name; units */
         64,  0,   0,   0,   0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0}; /* elements of a cell; rows of a step */

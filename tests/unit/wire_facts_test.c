@@ -183,6 +183,9 @@ static void whatever_changes_the_cells_changes_the_facts(void **state) {
     d.group.chunk_tokens = 8192;
     assert_differs(d, "full.chunk_tokens is \"0\" locally and \"8192\" remotely");
     d = a_model();
+    d.group.tokens_per_step = 4;
+    assert_differs(d, "full.tokens_per_step is \"1\" locally and \"4\" remotely");
+    d = a_model();
     d.group.layers = other_layers;
     d.group.layer_count = 1;
     assert_differs(d, "full.layers 0-1,3 are missing remotely; full.layers 2 are missing locally");
@@ -444,6 +447,9 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         {"window_tokens: 0", "window_tokens: 18446744073709551616", "line 4", KVF_E_PARSE},
         {"window_tokens: 0", "window_tokens: :", "line 4", KVF_E_PARSE},
         {"window_tokens: 0", "window_tokens: /", "line 4", KVF_E_PARSE},
+        {"layers: 0-2", "tokens_per_step: x\nlayers: 0-2", "line 6", KVF_E_PARSE},
+        {"window_tokens: 0\nchunk_tokens: 0\n", "window_tokens: 8\nchunk_tokens: 0\ntokens_per_step: 2\n",
+         "tokens_per_step is 2", KVF_E_INVALID},
         {"layers: 0-2", "layers: ", "line 6: not layers", KVF_E_PARSE},
         {"layers: 0-2", "layers: 0-", "line 6", KVF_E_PARSE},
         {"layers: 0-2", "layers: 2-0", "ends before", KVF_E_PARSE},
@@ -463,6 +469,7 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
         {"window_tokens: 0", "window_tokens: 4294967295"},
         {"window_tokens: 0", "window_tokens:0"}, /* without the space */
         {"layers: 0-2", "layers: 0,1-2"},
+        {"layers: 0-2", "tokens_per_step: 128\nlayers: 0-2"},
         {"convert: f32, bf16, f16", "convert: f32,bf16, later"}, /* a type that this version does not know */
         {"convert: f32, bf16, f16\n", "convert:\n"},
     };
@@ -487,6 +494,21 @@ static void a_text_that_is_no_facts_is_refused_with_its_line(void **state) {
     assert_fails(read("layer_count: 4\nown: x\n"), KVF_E_PARSE, "text after own:");
     assert_fails(read("layer_count: 4\n"), KVF_E_RANGE, "group_count is 0");
     kvf_free(good);
+}
+
+static void entries_of_several_tokens_are_a_line_of_their_own(void **state) {
+    (void)state;
+    kvf_model *model = compressed();
+    char *text = facts_of(model, NULL);
+    assert_null(strstr(text, "tokens_per_step: 1\n")); /* what most groups have is not said */
+    assert_non_null(strstr(text, "group: csa\nkind: tokens\nwindow_tokens: 0\nchunk_tokens: 0\n"
+                                 "tokens_per_step: 4\nlayers: 0,2\n"));
+    kvf_facts facts;
+    assert_ok(kvf_wire_read_facts(text, &facts));
+    assert_ok(kvf_model_compare(model, facts.model));
+    kvf_facts_free(&facts);
+    kvf_free(text);
+    kvf_model_free(model);
 }
 
 static void builtin_models_all_have_facts_of_their_own(void **state) {
@@ -743,6 +765,7 @@ int main(void) {
         cmocka_unit_test(written_facts_are_read),
         cmocka_unit_test(facts_that_were_freed_are_empty),
         cmocka_unit_test(a_text_that_is_no_facts_is_refused_with_its_line),
+        cmocka_unit_test(entries_of_several_tokens_are_a_line_of_their_own),
         cmocka_unit_test(builtin_models_all_have_facts_of_their_own),
         cmocka_unit_test(every_differing_field_is_listed),
         cmocka_unit_test(the_first_dozen_are_listed_and_the_others_counted),

@@ -241,6 +241,15 @@ static void a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written(void 
     kvf_model_free(model);
 }
 
+static void a_shard_of_entries_of_several_tokens_reads_as_it_was_written(void **state) {
+    (void)state;
+    kvf_model *model = compressed();
+    check_engine(model,
+                 ENGINE(.tp_size = 2, .dcp_size = 2, .dcp_width = 32,
+                        .all = {.tokens_per_block = 64, .kernel_blocks_per_block = 2, .block_count = 3}));
+    kvf_model_free(model);
+}
+
 /* ---- size ------------------------------------------------------------------------------------ */
 
 static size_t size_of(const kvf_model *model, const kvf_engine_spec *spec) {
@@ -699,6 +708,7 @@ int main(void) {
         cmocka_unit_test(layers_as_far_apart_as_can_be_read_as_they_were_written),
         cmocka_unit_test(other_types_are_read_where_they_may_be_converted),
         cmocka_unit_test(a_shard_that_holds_no_layer_of_a_group_reads_as_it_was_written),
+        cmocka_unit_test(a_shard_of_entries_of_several_tokens_reads_as_it_was_written),
         cmocka_unit_test(a_regular_shard_is_as_small_with_many_layers_as_with_few),
         cmocka_unit_test(a_rank_of_a_large_model_fits_in_a_kilobyte),
         cmocka_unit_test(a_shard_written_by_another_hand_is_read),
