@@ -87,7 +87,7 @@ def test_a_group_of_entries_says_how_many_some_tokens_make() -> None:
     engine = Engine(model, groups=[GroupSpec(9, 64), GroupSpec(9, 16)])
     assert [group.tokens_per_block for group in engine.shards[0].groups] == [64, 16]
     assert engine.shards[0].locate(0, 0, 0, 2, 15, 0).offset == (2 * 16 + 15) * 16
-    with pytest.raises(InvalidError, match="group csa: tokens_per_block is 18; allowed: multiples of .* 4"):
+    with pytest.raises(InvalidError, match=r"group csa: tokens_per_block is 18; .* 4"):
         Engine(model, groups=[GroupSpec(9, 18), GroupSpec(9, 16)])
 
 

@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, replace
 from typing import Any
 
+import without_triton
 from servers import MTP, Side
 
 
@@ -56,6 +57,7 @@ class Case:
     at_once: bool = False  # both are asked at the same time, and layers are written one by one
     both: bool = False  # each server is a prefill and a decode server
     proxied: bool = False  # clients ask the proxy
+    lengths: tuple[int, ...] = ()  # of prompts; by default those of all cases
 
 
 def qwen3next(prefill: Side, decode: Side, **how: Any) -> Case:
@@ -69,6 +71,15 @@ def deepseek(prefill: int, decode: int, chunks: tuple[str, ...] = (), **how: Any
     plain = ("--attention-backend", "CPU_MLA")
     there, here = Side(tp=prefill, arguments=(*plain, *chunks)), Side(tp=decode, arguments=plain)
     return Case("deepseek", there, here, tokens=Tokens.NOTHING, **how)
+
+
+def deepseek4(prefill: Side, decode: Side, **how: Any) -> Case:
+    """A case of DeepSeek V4, of which vLLM builds some metadata with Triton, which has no kernels for CPUs."""
+    there, here = (
+        replace(side, environment=(*side.environment, (without_triton.SETTING, "1")))
+        for side in (prefill, decode)
+    )
+    return Case("deepseek4", there, here, dtype="bfloat16", **how)
 
 
 def faults(prefill: Side, decode: Side, **how: Any) -> Case:
@@ -160,6 +171,12 @@ CASES = {
     "deepseek": deepseek(1, 1),
     "deepseek-tp2-tp1": deepseek(2, 1),
     "deepseek-tp1-tp2": deepseek(1, 2),
+    "deepseek4": deepseek4(Side(), Side()),
+    "deepseek4-tp2-tp1": deepseek4(Side(tp=2), Side(), tokens=Tokens.NOTHING),
+    "deepseek4-push": deepseek4(Side(), Side(), mode="push"),
+    "deepseek4-push-layers": deepseek4(Side(), Side(tp=2), tokens=Tokens.NOTHING, **LAYER_BY_LAYER),
+    # Indexers choose among entries once there are more than 512.
+    "deepseek4-long": deepseek4(Side(arguments=LONG), Side(arguments=LONG), lengths=(700, 2500)),
     "granite": Case("granite", Side(), Side(), has_state=True),
     "granite-tp2-tp1": Case("granite", Side(tp=2), Side(), has_state=True),
     "granite-tp1-tp2": Case("granite", Side(), Side(tp=2), has_state=True),

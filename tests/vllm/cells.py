@@ -46,7 +46,50 @@ def config_of(config: dict[str, Any], name: str) -> dict[str, Any]:
     if is_draft(config, name):
         return dict(config["draft"])
     single: dict[str, Any] = config.get("per_layer_config", {}).get(number, {})
+    if is_compressed(config):
+        single = {"entry_parts": entry_parts(config, name)}
     return {**config, **single}
+
+
+def is_compressed(config: dict[str, Any]) -> bool:
+    """Whether it is DeepSeek V4, whose layers have several caches, some with an entry for several tokens."""
+    return config["model_type"] == "deepseek_v4"
+
+
+def entry_parts(config: dict[str, Any], name: str) -> dict[str, int]:
+    """The parts of an entry of one of DeepSeek V4's caches, with their bytes. A page has one part of all its
+    entries after the other."""
+    size, rotary, index = (config[field] for field in ("head_dim", "qk_rope_head_dim", "index_head_dim"))
+    if name.endswith(".state_cache"):  # of a compressor: what has yet to be compressed, in float32
+        own = index if ".indexer." in name else size
+        overlap = 2 if config["compress_ratios"][number_of(name)] == 4 else 1
+        return {"state": 2 * overlap * own * 4}
+    if name.endswith(".indexer.k_cache"):
+        return {"key": index, "scale": 4}
+    if config.get("plain_latents"):  # in bfloat16; otherwise but a few elements are of one byte
+        return {"latent": 2 * size}
+    return {"latent": size - rotary + 2 * rotary, "scale": 8}
+
+
+def number_of(name: str) -> int:
+    """The number of a layer."""
+    (number,) = (int(word) for word in name.split(".") if word.isdecimal())
+    return number
+
+
+def cache_count(config: dict[str, Any]) -> int:
+    """How many caches the layers of a model have."""
+    if not is_compressed(config):
+        return int(config["num_hidden_layers"])
+    each = {0: 1, 128: 3, 4: 5}  # the window; entries and their state; an indexer with its own
+    return sum(each[ratio] for ratio in config["compress_ratios"])
+
+
+def is_empty(config: dict[str, Any], name: str, tokens: int) -> bool:
+    """Whether so few tokens leave a cache without an entry."""
+    if not is_compressed(config) or name.endswith((".swa_cache", ".state_cache")):
+        return False
+    return tokens < int(config["compress_ratios"][number_of(name)])
 
 
 def is_draft(config: dict[str, Any], name: str) -> bool:
@@ -68,6 +111,8 @@ def expected_cells(config: dict[str, Any], layers: set[str], states: set[str]) -
             parts = {f"conv {part}": count for part, count in projections(config)}
             if heads := recurrent_heads(config):
                 parts["recurrent"] = heads
+        elif is_compressed(config):
+            parts = dict.fromkeys(entry_parts(config, name), 1)
         elif "kv_lora_rank" in config:
             parts = {"latent": 1}
         else:
@@ -87,6 +132,9 @@ def cells_of(
     # A query sees `window` tokens, including its own. The last token may be computed again, which needs one
     # more.
     first = max(0, tokens - layer["window"]) if layer["window"] else 0
+    if "entry_parts" in config:
+        yield from entry_cells(layer, config["entry_parts"], first, tokens)
+        return
     places = [where(layer, token) for token in range(first, tokens)]
     if layer["is_latent"]:
         yield "latent", 0, b"".join(latent(layer, *place) for place in places)
@@ -100,6 +148,24 @@ def cells_of(
     for head in range(held):
         yield "k", begin + head, b"".join(key(layer, *place, head) for place in places)
         yield "v", begin + head, b"".join(value(layer, *place, head) for place in places)
+
+
+def entry_cells(
+    layer: dict[str, Any], parts: dict[str, int], first: int, tokens: int
+) -> Iterator[tuple[str, int, bytes]]:
+    """Yields the parts of the entries that the tokens from `first` on complete."""
+    each, (_, page_entries, content) = layer["entry_tokens"], layer["shape"]
+    assert sum(parts.values()) == content * layer["item_bytes"], f"{content} elements in an entry of {parts}"
+    assert layer["block_tokens"] == page_entries * each, f"{page_entries} entries in a block"
+    before = 0
+    for part, size in parts.items():
+        cells = []
+        for entry in range(first // each, tokens // each):
+            page = layer["pages"][layer["blocks"][entry // page_entries]].flatten()
+            begin = before * page_entries + entry % page_entries * size
+            cells.append(bytes_of(page[begin : begin + size]))
+        yield part, 0, b"".join(cells)
+        before += size
 
 
 def where(layer: dict[str, Any], token: int) -> tuple[torch.Tensor, int]:

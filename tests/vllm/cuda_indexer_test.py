@@ -180,26 +180,6 @@ class Indexers(unittest.TestCase):
         with self.assertRaisesRegex(UnsupportedError, "68 bytes a token; allowed: 132 for each 128 elements"):
             lay_out(model(1), lambda _: specs(64, 576, torch.bfloat16, 68), 1, "prefill", BLOCKS)
 
-    def test_a_cache_with_an_entry_for_several_tokens_is_refused_by_name(self) -> None:
-        """DeepSeek V4 and GLM 5.3 have such caches."""
-        common = {
-            "block_size": 64,
-            "num_kv_heads": 1,
-            "head_size": 576,
-            "dtype": torch.bfloat16,
-            "max_tp_shards": 1,
-        }
-        for of in (1, 4):
-            caches = {name_of(i): MLAAttentionSpec(**common, tokens_per_state=of) for i in range(LAYERS)}
-            with self.subTest(tokens_per_state=of):
-                if of == 1:
-                    lay_out(model(1), lambda _, caches=caches: caches, 1, "prefill", BLOCKS)
-                    continue
-                with self.assertRaisesRegex(
-                    UnsupportedError, "keeps 96 entries for 384 tokens; allowed: one for each"
-                ):
-                    lay_out(model(1), lambda _, caches=caches: caches, 1, "prefill", BLOCKS)
-
     def test_as_a_latent_it_would_lose_scales(self) -> None:
         """The control: described token by token, as its shape says, a block that is not full has no scales."""
         with mock.patch.object(tensors, "_is_quantized_indexer", lambda *_: False):

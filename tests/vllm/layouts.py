@@ -129,14 +129,17 @@ def move(
 
     Args:
         theirs, ours: a block table for each group of vLLM
-        steps: the number of steps in each of them
+        steps: the number of tokens, or of states, in each of them
     """
     read = []
     for number, rank in enumerate(here.ranks):
         plan = Plan(here.engine.shard(number), there.engine)
         plan.verify()
-        order = [group.source for group in group_order([rank.geometry])]
-        request = Request(plan, [GroupRequest(ours[i], theirs[i], 0, steps[i]) for i in order])
+        sources = [group.source for group in group_order([rank.geometry])]
+        groups = zip(here.engine.model.groups, sources, strict=True)
+        request = Request(
+            plan, [GroupRequest(ours[i], theirs[i], 0, group.step_count(steps[i])) for group, i in groups]
+        )
         for source, sender in enumerate(plan.sources):
             for run in request.runs(source):
                 local, remote, count = (int(run[i]) for i in ("local_offset", "remote_offset", "bytes"))

@@ -11,6 +11,7 @@ import math
 import pathlib
 from collections.abc import Callable
 
+import compressed
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -268,6 +269,10 @@ def save_tokenizer(folder: pathlib.Path) -> None:
 
 def save_model(name: str, folder: pathlib.Path) -> None:
     """Draws the weights, the same every time, and saves the model."""
+    if name == compressed.NAME:
+        compressed.save(folder)
+        save_tokenizer(folder)
+        return
     torch.manual_seed(1)
     dtype = torch.bfloat16 if name in ("qwen3next",) else torch.float32
     config = MODELS[name]()
@@ -327,7 +332,7 @@ def main() -> None:
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("names", nargs="*", metavar="model", help="by default all of them")
     given = parser.parse_args()
-    for name in given.names or MODELS:
+    for name in given.names or (*MODELS, compressed.NAME):
         folder = given.folder / name
         if not (folder / "tokenizer.json").exists():
             save_model(name, folder)

@@ -114,8 +114,8 @@ class ProbingConnector(WatchingConnector):
             each = cache.shape[0] // self._kv_cache_config.num_blocks
             block = next(block for block in ids if block != NULL_BLOCK)
             pages = cache[block * each : (block + 1) * each]
-            if what == "state":
-                pages.zero_()  # state pages are bytes: negated, they might be NaN
+            if what == "state" or cache.dtype == torch.uint8:
+                pages.zero_()  # bytes: negated, they might be NaN
             else:
                 pages.neg_()
             return
@@ -138,6 +138,7 @@ def read_layer(cache: torch.Tensor, spec: KVCacheSpec, ids: Sequence[int], block
     return {
         "blocks": ids,
         "block_tokens": spec.block_size,
+        "entry_tokens": getattr(spec, "tokens_per_state", 1),
         "pages": {  # for each block: one row per kernel block, as bytes
             block: copied(cache[block * each : (block + 1) * each]) for block in ids if block != NULL_BLOCK
         },

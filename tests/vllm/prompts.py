@@ -22,7 +22,17 @@ from typing import Any
 
 import torch
 from cases import CHANNELS_FIRST, Case, Tokens
-from cells import Cells, ReplicasDiffer, channels_first, converted_cells, expected_cells, is_draft, read_cells
+from cells import (
+    Cells,
+    ReplicasDiffer,
+    cache_count,
+    channels_first,
+    converted_cells,
+    expected_cells,
+    is_draft,
+    is_empty,
+    read_cells,
+)
 from pair import Answer, Pair, answer
 from servers import MTP
 
@@ -235,12 +245,10 @@ class HandOver:
         states = {cell[0] for cell in here if cell[1].startswith("conv ")}
         draft = self._case.decode.draft if self._same_draft else ""
         config = self._read_config(self._case.model, draft)
-        complete = len(layers) == sum(
-            model["num_hidden_layers"] for model in (config, config.get("draft")) if model
-        )
+        complete = len(layers) == sum(cache_count(model) for model in (config, config.get("draft")) if model)
         complete &= here.keys() == there.keys() == expected_cells(config, layers, states)
         filled = {cell[0] for cell, content in there.items() if any(content)}
-        complete &= filled == layers
+        complete &= filled == {layer for layer in layers if not is_empty(config, layer, tokens)}
         self._judge(
             self._name,
             f"{what}: all cells of {len(layers)} layers are there",

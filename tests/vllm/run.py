@@ -72,7 +72,8 @@ class Runner:
         try:
             runs, connector = RUNS[case.what]
             with Pair(self._folder, name, case, self._port, connector) as pair:
-                runs(self.judge, pair, **self._more.get(case.what, {})).run()
+                more = {"lengths": case.lengths} if case.lengths else self._more.get(case.what, {})
+                runs(self.judge, pair, **more).run()
         except Exception as error:  # one case must not end the others
             self.judge(name, "ran to its end", False, f"{type(error).__name__}: {error}")
         print(f"       {name}: {time.monotonic() - begun:.0f} s", flush=True)

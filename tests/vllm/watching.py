@@ -19,9 +19,12 @@ import torch
 from servers import MEMORY
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.parallel_state import get_tp_group
+from without_triton import stand_in
 
 from kvferry.vllm import KvferryConnector
 from kvferry.vllm.pushing import Pieces
+
+stand_in()
 
 
 def sizes(part: object, *lasting: str) -> dict[str, int]:

@@ -39,6 +39,7 @@ class GroupGeometry:
         tokens_per_block: number of tokens for which a block has room on each rank
         tokens: which tokens the rank keeps
         speculative_blocks: state groups: number of blocks after the block of the state
+        tokens_per_step: tokens that share an entry of the cache
     """
 
     source: int
@@ -54,9 +55,10 @@ class GroupGeometry:
     chunk_tokens: int = 0
     speculative_blocks: int = 0
     tokens: TokenShare = ALL_TOKENS
+    tokens_per_step: int = 1
 
     @property
-    def steps_per_entry(self) -> int:
+    def tokens_per_entry(self) -> int:
         """Tokens of one entry of a block table, over all ranks that share them; 1 for states."""
         return 1 if self.kind == GroupKind.STATE else self.tokens_per_block * self.tokens.count
 
@@ -116,7 +118,7 @@ def build_model(ranks: Sequence[RankGeometry]) -> Model:
             layers = {layer.layer for layer in found.layers}
             known = groups.get(found.name)
             if known is not None:
-                if known.parts != found.parts:
+                if (known.parts, known.tokens_per_step) != (found.parts, found.tokens_per_step):
                     raise MismatchError(f"rank {rank.rank} has other parts in group {found.name} than rank 0")
                 layers |= set(known.layers)
             groups[found.name] = Group(
@@ -126,6 +128,7 @@ def build_model(ranks: Sequence[RankGeometry]) -> Model:
                 found.kind,
                 found.window_tokens,
                 found.chunk_tokens,
+                found.tokens_per_step,
             )
     return Model([groups[name] for name in sorted(groups)], max(rank.layer_count for rank in ranks))
 

@@ -7,7 +7,7 @@ which only the attention kernels know; key_order() finds it out by running a ker
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 #: An indexer has a scale, of these bytes, for so many elements of a key.
 SCALED_ELEMENTS, SCALE_BYTES = 128, 4
 
+#: An entry of "fp8_ds_mla" (DeepSeek V4): its bytes, and those of its scales, which lie behind all entries.
+PACKED_BYTES, PACKED_SCALE_BYTES = 576, 8
+
 #: What elements of one byte are, by vLLM's name of the caches' type; others only their backend knows.
 BYTE_TYPES = {"fp8": Dtype.F8_E4M3, "fp8_e4m3": Dtype.F8_E4M3, "fp8_e5m2": Dtype.F8_E5M2}
 
@@ -72,17 +75,27 @@ class Regions:
 
 @dataclass(frozen=True)
 class _Layer:
-    """A layer and its parts: layers with the same parts are of one kind."""
+    """A layer and its parts.
+
+    Attributes:
+        tokens_per_step: tokens that share an entry
+    """
 
     parts: tuple[Part, ...]
     shares: tuple[PartShare, ...]
     placements: tuple[Placement, ...]
     kernel_blocks: int
     tokens: TokenShare = ALL_TOKENS
+    tokens_per_step: int = 1
+
+    @property
+    def kind(self) -> tuple[tuple[Part, ...], int]:
+        """What layers of one kind have in common."""
+        return self.parts, self.tokens_per_step
 
 
-#: Layers of each kind, which is known by their parts, with their numbers.
-_Kinds = dict[tuple[Part, ...], list[tuple[int, _Layer]]]
+#: Layers of each kind, with their numbers.
+_Kinds = dict[tuple[tuple[Part, ...], int], list[tuple[int, _Layer]]]
 
 
 def dtype_of(value: torch.dtype) -> Dtype:
@@ -103,13 +116,16 @@ def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSp
     return dict.fromkeys(names, spec)
 
 
-def _refuse_compressed(name: str, spec: AttentionSpec, tensor: torch.Tensor, block_count: int) -> None:
-    """Raises UnsupportedError for a cache like DeepSeek V4's, which has one entry for several tokens."""
+def _tokens_per_entry(name: str, spec: AttentionSpec, tensor: torch.Tensor, block_count: int) -> int:
+    """How many tokens share an entry of a cache, such as DeepSeek V4's."""
     entries, tokens = tensor.shape[0] * tensor.shape[-2], block_count * spec.block_size
-    if entries != tokens:
+    each = int(spec.tokens_per_state)
+    if each != spec.tokens_per_state or entries * each != tokens:
         raise UnsupportedError(
-            f"layer {name} keeps {entries} entries for {tokens} tokens; allowed: one for each token"
+            f"layer {name} keeps {entries} entries for {tokens} tokens, and says that one is of "
+            f"{spec.tokens_per_state}; allowed: one for each token, or for a whole number of them"
         )
+    return each
 
 
 def _page_strides(tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -140,11 +156,48 @@ def _latent_layer(
     return _Layer((part,), (ranks.share(1, 1, tokens),), (place,), tensor.shape[0], tokens)
 
 
-def _is_quantized_indexer(spec: AttentionSpec, tensor: torch.Tensor) -> bool:
-    """Whether it is the cache of a sparse-attention indexer that keeps keys in FP8, with scales."""
-    if not isinstance(spec, MLAAttentionSpec):
+def _is_quantized_indexer(spec: AttentionSpec, name: str, tensor: torch.Tensor) -> bool:
+    """Whether it is the cache of a sparse-attention indexer that keeps keys in FP8, with scales.
+
+    DeepSeek V4's do not say so, except by their names.
+    """
+    if not isinstance(spec, MLAAttentionSpec) or tensor.dtype != torch.uint8:
         return False
-    return spec.cache_role == SparseCacheRole.INDEXER and tensor.dtype == torch.uint8
+    return spec.cache_role == SparseCacheRole.INDEXER or name.endswith(".indexer.k_cache")
+
+
+def _packed_layer(
+    spec: AttentionSpec, name: str, tensor: torch.Tensor, ranks: Ranks, regions: Regions
+) -> _Layer:
+    """Latents of DeepSeek V4 in vLLM's format "fp8_ds_mla": FP8 and BF16 elements, and scales.
+
+    The tensor has as many bytes for each entry as both together, but kernels keep the scales apart:
+
+        | entry 0 | entry 1 | ... | scales 0 | scales 1 | ... | padding |
+    """
+    block, head, token = _page_strides(tensor)
+    entries, content = tensor.shape[2:]
+    if content != PACKED_BYTES + PACKED_SCALE_BYTES or token != content:
+        raise UnsupportedError(
+            f"layer {name} has {content} bytes an entry, {token} bytes apart; allowed: "
+            f"{PACKED_BYTES} + {PACKED_SCALE_BYTES}, without gaps"
+        )
+    region, offset = regions.place(tensor)
+    kept = _kept_tokens(spec, ranks)
+    share = ranks.share(1, 1, kept)
+    return _Layer(
+        (
+            Part("latent", Dtype.U8, 1, PACKED_BYTES, tp_rule=TpRule.REPLICATE),
+            Part("latent_scale", Dtype.U8, 1, PACKED_SCALE_BYTES, tp_rule=TpRule.REPLICATE),
+        ),
+        (share, share),
+        (
+            Placement(region, offset, block, PACKED_BYTES, head),
+            Placement(region, offset + entries * PACKED_BYTES, block, PACKED_SCALE_BYTES, head),
+        ),
+        tensor.shape[0],
+        kept,
+    )
 
 
 def _indexer_layer(
@@ -292,15 +345,16 @@ def describe(
         kinds: tuple[_Kinds, _Kinds] = ({}, {})  # of the model, and of the draft
         for name, spec in _inner_specs(group.kv_cache_spec, names).items():
             place = place_layer(config, name)
-            if isinstance(spec, AttentionSpec) and caches[name].dim() == 4:
-                _refuse_compressed(name, spec, caches[name], cache.num_blocks)
             layer = _describe_layer(config, name, place, spec, caches[name], ranks, regions, orders)
-            kinds[place.draft].setdefault(layer.parts, []).append((place.number, layer))
-        for kind, (parts, layers) in enumerate(kinds[False].items()):
-            groups.append(_group(cache, source, own_group_name(source, kind), parts, layers))
+            if isinstance(spec, AttentionSpec):
+                each = _tokens_per_entry(name, spec, caches[name], cache.num_blocks)
+                layer = replace(layer, tokens_per_step=each)
+            kinds[place.draft].setdefault(layer.kind, []).append((place.number, layer))
+        for number, layers in enumerate(kinds[False].values()):
+            groups.append(_group(cache, source, own_group_name(source, number), layers))
         # The two engines may have a draft's layers in different groups of vLLM.
-        for parts, layers in kinds[True].items():
-            groups.append(_group(cache, source, f"{DRAFT_PREFIX}{drafts:03}", parts, layers))
+        for layers in kinds[True].values():
+            groups.append(_group(cache, source, f"{DRAFT_PREFIX}{drafts:03}", layers))
             drafts += 1
     held = [layer.layer for group in groups for layer in group.layers]
     return (
@@ -330,10 +384,12 @@ def _describe_layer(
     regions: Regions,
     orders: dict[tuple[Any, ...], str],
 ) -> _Layer:
-    if isinstance(spec, SlidingWindowMLASpec) and spec.model_version is not None:
-        raise UnsupportedError(f"layer {name} keeps latents of {spec.model_version}")
+    if isinstance(spec, SlidingWindowMLASpec) and spec.bounded_replay:
+        raise UnsupportedError(f"layer {name} computes the tokens of its window again after each prefix hit")
     if isinstance(spec, (MLAAttentionSpec, SlidingWindowMLASpec)):
-        if _is_quantized_indexer(spec, cache):
+        if spec.model_version is not None and spec.cache_dtype_str == "fp8_ds_mla":
+            return _packed_layer(spec, name, cache, ranks, regions)
+        if _is_quantized_indexer(spec, name, cache):
             return _indexer_layer(spec, name, cache, ranks, regions)
         return _latent_layer(spec, cache, _cell_type(config, cache), ranks, regions)
     if isinstance(spec, AttentionSpec):
@@ -361,9 +417,7 @@ def _describe_layer(
     raise UnsupportedError(f"layers of kind {type(spec).__name__}")
 
 
-def _group(
-    cache: KVCacheConfig, source: int, name: str, parts: tuple[Part, ...], layers: list[tuple[int, _Layer]]
-) -> GroupGeometry:
+def _group(cache: KVCacheConfig, source: int, name: str, layers: list[tuple[int, _Layer]]) -> GroupGeometry:
     spec = cache.kv_cache_groups[source].kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = spec.first_spec
@@ -376,7 +430,7 @@ def _group(
         source=source,
         name=name,
         kind=kind,
-        parts=parts,
+        parts=first.parts,
         shares=first.shares,
         layers=tuple(LayerGeometry(number, layer.placements) for number, layer in layers),
         tokens_per_block=spec.block_size,
@@ -386,4 +440,5 @@ def _group(
         chunk_tokens=chunk,
         speculative_blocks=spec.num_speculative_blocks if isinstance(spec, MambaSpec) else 0,
         tokens=first.tokens,
+        tokens_per_step=first.tokens_per_step,
     )

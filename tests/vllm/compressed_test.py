@@ -1,0 +1,192 @@
+"""The caches of DeepSeek V4, of which some have an entry for several tokens, in shapes that CUDA's kernels have.
+
+A layer has up to five caches: latents of its window, an entry for 4 or for 128 tokens, an indexer of such entries,
+and what compressors have yet to compress. vLLM puts them into groups, which overlay each other in one allocation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import unittest
+from fractions import Fraction
+from typing import Any
+
+import compressed
+import torch
+from cells import Cells, cache_count, expected_cells, join_cells
+from cuda_layouts_test import model
+from layouts import Layout, Specs, lay_out, move
+from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
+
+from kvferry import GroupKind
+from kvferry.errors import MismatchError, UnsupportedError
+
+BLOCKS = 400
+TOKENS = 700
+PACKED, PLAIN = "fp8_ds_mla", "bfloat16"
+#: vLLM's indexers take no others.
+ORDERS = [KVCacheLayout.BLHNC, KVCacheLayout.BLNHC]
+ONE_LATENT: dict[str, Any] = {"num_kv_heads": 1, "max_tp_shards": 1}
+
+
+def specs(block_size: int, cache: str = PACKED, ratios: tuple[int, ...] = (0, 4, 128, 4)) -> Specs:
+    """As vLLM's layers of DeepSeek V4 give them."""
+    packed = cache == PACKED
+    common = ONE_LATENT | {"alignment": 576 if packed else 512}
+    latent = common | {
+        "head_size": 512,
+        "dtype": torch.uint8 if packed else torch.bfloat16,
+        "cache_dtype_str": cache,
+        "model_version": "deepseek_v4",
+        "state_content_bytes": 584 if packed else None,
+    }
+    found: Specs = {}
+    for i, ratio in enumerate(ratios):
+        layer = f"model.layers.{i}.attn"
+        found[f"{layer}.swa_cache"] = SlidingWindowMLASpec(**latent, block_size=64, sliding_window=128)
+        if not ratio:
+            continue
+        found[layer] = MLAAttentionSpec(**latent, block_size=block_size, tokens_per_state=ratio)
+        found[f"{layer}.compressor.state_cache"] = state(ratio, 512, common)
+        if ratio == 4:
+            found[f"{layer}.indexer.k_cache"] = MLAAttentionSpec(
+                **common, block_size=block_size, head_size=132, dtype=torch.uint8, tokens_per_state=ratio
+            )
+            found[f"{layer}.indexer.compressor.state_cache"] = state(ratio, 128, common)
+    return found
+
+
+def state(ratio: int, size: int, common: dict[str, Any]) -> SlidingWindowMLASpec:
+    """The cache of a compressor's state."""
+    overlap = 2 if ratio == 4 else 1
+    return SlidingWindowMLASpec(
+        **common,
+        block_size=4 if ratio == 4 else 8,
+        head_size=2 * overlap * size,
+        dtype=torch.float32,
+        sliding_window=overlap * ratio,
+    )
+
+
+def engine(
+    tp_size: int, block_size: int, name: str, order: KVCacheLayout = ORDERS[0], cache: str = PACKED
+) -> Layout:
+    return lay_out(model(1), lambda _: specs(block_size, cache), tp_size, name, BLOCKS, order)
+
+
+def tables(layout: Layout, seed: int) -> list[list[int]]:
+    """The blocks of a request, in random order and of no two groups the same, for they overlay each other."""
+    free = random.Random(seed).sample(range(1, BLOCKS), BLOCKS - 1)
+    found = []
+    for group in layout.ranks[0].cache.kv_cache_groups:
+        count = -(-TOKENS // group.kv_cache_spec.block_size)
+        found.append([free.pop() for _ in range(count)])
+    return found
+
+
+def fill(layout: Layout, seed: int) -> None:
+    """Fills the caches of all ranks with the same random bytes."""
+    for rank in layout.ranks:
+        chance = torch.Generator().manual_seed(seed)
+        for region in rank.memory:
+            region.copy_(torch.randint(0, 256, region.shape, dtype=torch.uint8, generator=chance))
+
+
+def cells(layout: Layout, blocks: list[list[int]], cache: str) -> Cells:
+    config = compressed.CONFIG | {"plain_latents": cache == PLAIN}
+    return join_cells(layout.readouts(blocks), config, TOKENS)
+
+
+class Compressed(unittest.TestCase):
+    def hand_over(self, there: Layout, here: Layout, cache: str) -> None:
+        """Moves one request and compares the cells; the blocks of others must stay as they were."""
+        fill(there, 1)
+        fill(here, 2)
+        theirs, ours = tables(there, 3), tables(here, 4)
+        sent, before = cells(there, theirs, cache), cells(here, ours, cache)
+        names = {cell[0] for cell in sent}
+        config = compressed.CONFIG | {"plain_latents": cache == PLAIN}
+        self.assertEqual(len(names), cache_count(config))
+        self.assertEqual(sent.keys(), expected_cells(config, names, set()))
+        self.assertTrue(all(before[cell] != sent[cell] for cell in sent))
+        untouched = self.others(here, ours)
+        move(there, here, theirs, ours, [TOKENS] * len(ours))
+        self.assertEqual(cells(here, ours, cache), sent)
+        self.assertEqual(self.others(here, ours), untouched)
+
+    @staticmethod
+    def others(layout: Layout, ours: list[list[int]]) -> list[bytes]:
+        """The blocks that the request does not have."""
+        taken = set(itertools.chain(*ours))
+        left = [block for block in range(BLOCKS) if block not in taken]
+        return [
+            memory.view(BLOCKS, -1)[left].cpu().numpy().tobytes()
+            for rank in layout.ranks
+            for memory in rank.memory
+        ]
+
+    def test_all_caches_arrive_in_other_orders_and_blocks(self) -> None:
+        shapes = itertools.product((PACKED, PLAIN), itertools.product(ORDERS, repeat=2))
+        for cache, (there_order, here_order) in shapes:
+            for sizes in (256, 256), (256, 512), (512, 256):
+                with self.subTest(cache=cache, sizes=sizes, there=there_order.name, here=here_order.name):
+                    there = engine(2, sizes[0], "prefill", there_order, cache)
+                    here = engine(1, sizes[1], "decode", here_order, cache)
+                    self.hand_over(there, here, cache)
+
+    def test_a_byte_that_is_wrong_is_noticed_in_every_cache(self) -> None:
+        """The control of this file's own comparison."""
+        layout = engine(1, 256, "prefill")
+        fill(layout, 1)
+        blocks = tables(layout, 3)
+        good = cells(layout, blocks, PACKED)
+        for name, (group, spec) in layout.ranks[0].specs().items():
+            last = (TOKENS - 1) // spec.block_size
+            if not isinstance(spec, SlidingWindowMLASpec):  # the last entry that is whole
+                last = (TOKENS // int(spec.tokens_per_state) - 1) * int(spec.tokens_per_state) // spec.block_size
+            page = layout.ranks[0].caches[name][blocks[group][last]].view(torch.uint8)
+            page[0, 0, 1] ^= 1
+            wrong = {cell[0] for cell, content in cells(layout, blocks, PACKED).items() if content != good[cell]}
+            page[0, 0, 1] ^= 1
+            self.assertEqual(wrong, {name})
+
+    def test_the_groups_say_how_many_tokens_an_entry_has(self) -> None:
+        model_groups = engine(1, 256, "prefill").engine.model.groups
+        found = {(group.tokens_per_step, group.window_tokens) for group in model_groups}
+        self.assertEqual(found, {(1, 128), (1, 8), (4, 0), (128, 0)})
+        self.assertTrue(all(group.kind is GroupKind.TOKENS for group in model_groups))
+
+    def test_packed_and_plain_latents_are_not_the_same(self) -> None:
+        with self.assertRaisesRegex(MismatchError, "dtype is|is missing"):
+            there, here = engine(1, 256, "prefill"), engine(1, 256, "decode", cache=PLAIN)
+            move(there, here, tables(there, 3), tables(here, 4), [TOKENS] * 5)
+
+    def test_what_is_not_known_is_refused_by_name(self) -> None:
+        def with_spec(spec: Any) -> None:
+            lay_out(model(1), lambda _: {"model.layers.0.attn": spec}, 1, "prefill", 8)
+
+        latent = {**ONE_LATENT, "block_size": 64, "head_size": 512}
+        with self.assertRaisesRegex(UnsupportedError, "one is of 1/2; allowed: one for each token, or"):
+            with_spec(MLAAttentionSpec(**latent, dtype=torch.bfloat16, tokens_per_state=Fraction(1, 2)))
+        with self.assertRaisesRegex(UnsupportedError, "600 bytes an entry, 600 bytes apart; allowed: 576 . 8"):
+            with_spec(
+                MLAAttentionSpec(
+                    **latent,
+                    dtype=torch.uint8,
+                    cache_dtype_str=PACKED,
+                    model_version="deepseek_v4",
+                    state_content_bytes=600,
+                )
+            )
+        with self.assertRaisesRegex(UnsupportedError, "window again after each prefix hit"):
+            with_spec(
+                SlidingWindowMLASpec(
+                    **latent, dtype=torch.bfloat16, sliding_window=128, bounded_replay=True
+                )
+            )
+
+
+if __name__ == "__main__":
+    unittest.main()
