@@ -1,7 +1,8 @@
-"""The caches of DeepSeek V4, of which some have an entry for several tokens, in shapes that CUDA's kernels have.
+"""The caches of DeepSeek V4, of which some have an entry for several tokens, in the shapes of CUDA's kernels.
 
-A layer has up to five caches: latents of its window, an entry for 4 or for 128 tokens, an indexer of such entries,
-and what compressors have yet to compress. vLLM puts them into groups, which overlay each other in one allocation.
+A layer has up to five caches: latents of its window, an entry for 4 or for 128 tokens, an indexer of such
+entries, and what compressors have yet to compress. vLLM puts them into groups, which overlay each other in one
+allocation.
 """
 
 from __future__ import annotations
@@ -143,12 +144,12 @@ class Compressed(unittest.TestCase):
         blocks = tables(layout, 3)
         good = cells(layout, blocks, PACKED)
         for name, (group, spec) in layout.ranks[0].specs().items():
-            last = (TOKENS - 1) // spec.block_size
-            if not isinstance(spec, SlidingWindowMLASpec):  # the last entry that is whole
-                last = (TOKENS // int(spec.tokens_per_state) - 1) * int(spec.tokens_per_state) // spec.block_size
+            each = int(spec.tokens_per_state)
+            last = (TOKENS // each - 1) * each // spec.block_size  # the block of the last entry
             page = layout.ranks[0].caches[name][blocks[group][last]].view(torch.uint8)
             page[0, 0, 1] ^= 1
-            wrong = {cell[0] for cell, content in cells(layout, blocks, PACKED).items() if content != good[cell]}
+            found = cells(layout, blocks, PACKED)
+            wrong = {cell[0] for cell, content in found.items() if content != good[cell]}
             page[0, 0, 1] ^= 1
             self.assertEqual(wrong, {name})
 
@@ -182,9 +183,7 @@ class Compressed(unittest.TestCase):
             )
         with self.assertRaisesRegex(UnsupportedError, "window again after each prefix hit"):
             with_spec(
-                SlidingWindowMLASpec(
-                    **latent, dtype=torch.bfloat16, sliding_window=128, bounded_replay=True
-                )
+                SlidingWindowMLASpec(**latent, dtype=torch.bfloat16, sliding_window=128, bounded_replay=True)
             )
 
 
