@@ -3,7 +3,7 @@
  *
  *   text --config_json--> fields --config_family--> family (a row of data)
  *     fields + family --config_layers--> what each layer keeps
- *     fields + family --config_attention, config_overrides, config_state--> the parts of each kind of layer
+ *     fields + family --config_attention, _latent, _overrides, _state--> the parts of each kind of layer
  *     all of it --config--> a kvf_model_desc
  *     fields + family --config_notes--> notes on fields that may decide sizes and were not read
  */
@@ -289,6 +289,9 @@ kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefi
 /** Add the groups of all attention layers, and of all state layers. */
 kvf_status kvf_config_add_attention(kvf_config *config);
 kvf_status kvf_config_add_state(kvf_config *config);
+
+/** Adds the groups of attention layers with latents, after kvf_config_override_heads(). */
+kvf_status kvf_config_add_latents(kvf_config *config);
 
 /* ---- what was not read ----------------------------------------------------------------------- */
 
