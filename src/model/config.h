@@ -97,8 +97,16 @@ enum {
     KVF_KEEPS_CHUNK = 4,
     KVF_KEEPS_STATE = 8,
     KVF_KEEPS_INDEXER = 16, /**< beside KVF_KEEPS_FULL with latents: the key of an indexer of its own */
+    KVF_KEEPS_SPARSE =
+        32, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_SPARSE_TOKENS tokens, with an indexer */
+    KVF_KEEPS_HEAVY = 64, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_HEAVY_TOKENS tokens */
 };
 #define KVF_KEEPS_ATTENTION (KVF_KEEPS_FULL | KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)
+#define KVF_KEEPS_COMPRESSED (KVF_KEEPS_SPARSE | KVF_KEEPS_HEAVY)
+
+/* The compress ratios that engines know: each goes with a way of compressing, so no other can be assumed to work. */
+#define KVF_SPARSE_TOKENS 4u
+#define KVF_HEAVY_TOKENS 128u
 
 /** How a configuration says what each layer keeps. The first rule that applies decides. */
 typedef enum kvf_rule_kind {
@@ -108,6 +116,7 @@ typedef enum kvf_rule_kind {
     KVF_RULE_WORDS,   /**< `field` lists a word for each layer */
     KVF_RULE_LETTERS, /**< `field` is a text with a letter for each layer */
     KVF_RULE_FLAGS,   /**< `field` lists 0 (`picked`) or 1 (`others`) for each layer */
+    KVF_RULE_RATIOS,  /**< `field` lists how many tokens share an entry; `second`, words that must agree */
     KVF_RULE_PERIOD, /**< the last of every `field` layers is `picked`; with `second`, all from that one on */
     KVF_RULE_OFFSET, /**< layers with i % `field` == `second` are `picked`; the fallbacks when not given */
     KVF_RULE_BELOW,  /**< layers below `field` are `picked`, when there is a window */
@@ -129,6 +138,7 @@ typedef enum kvf_attention_kind {
     KVF_ATTENTION_NONE = 0,
     KVF_ATTENTION_HEADS,  /**< K and V of each KV head */
     KVF_ATTENTION_LATENT, /**< one latent for all heads, perhaps with an indexer key */
+    KVF_ATTENTION_COMPRESSED, /**< one latent for all heads in a window, and in some layers one for several tokens */
 } kvf_attention_kind;
 
 typedef enum kvf_state_kind {
@@ -290,8 +300,9 @@ kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefi
 kvf_status kvf_config_add_attention(kvf_config *config);
 kvf_status kvf_config_add_state(kvf_config *config);
 
-/** Adds the groups of attention layers with latents, after kvf_config_override_heads(). */
+/** Add the groups of attention layers with latents, or with compressed ones, after kvf_config_override_heads(). */
 kvf_status kvf_config_add_latents(kvf_config *config);
+kvf_status kvf_config_add_compressed(kvf_config *config);
 
 /* ---- what was not read ----------------------------------------------------------------------- */
 

@@ -284,5 +284,8 @@ kvf_status kvf_config_add_attention(kvf_config *config) {
     if (attention && config->family->attention == KVF_ATTENTION_HEADS)
         return add_head_groups(config);
     kvf_status status = kvf_config_override_heads(config, NULL);
-    return status || !attention ? status : kvf_config_add_latents(config);
+    if (status || !attention)
+        return status;
+    return config->family->attention == KVF_ATTENTION_COMPRESSED ? kvf_config_add_compressed(config)
+                                                                 : kvf_config_add_latents(config);
 }

@@ -125,6 +125,12 @@ static const kvf_layer_rule flagged[] = {
     END,
 };
 
+static const kvf_layer_rule by_ratio[] = {
+    {.kind = KVF_RULE_RATIOS, .field = "compress_ratios", .second = "layer_types"},
+    LAYER_TYPES,
+    END,
+};
+
 static const kvf_layer_rule listed_from_0[] = {
     {.kind = KVF_RULE_NUMBERS,
      .field = "attn_layer_indices",
@@ -498,6 +504,17 @@ static const kvf_family families[] = {
      .layers = all_full,
      .index_head_dim = 128,
      .index_every = 4},
+
+    /* One latent for all heads in a window, and in some layers also one for several tokens. */
+    {.model_types = "deepseek_v4",
+     .attention = KVF_ATTENTION_COMPRESSED,
+     .layers = by_ratio,
+     .head_dim = 512,
+     .index_head_dim = 128,
+     .window = 128,
+     .unused = "q_lora_rank o_lora_rank o_groups index_n_heads num_hash_layers dspark_block_size "
+               "dspark_markov_rank dspark_target_layer_ids vision_n_layers vision_dim vision_n_heads "
+               "vision_inter_dim vision_patch_size"},
 
     /* State in all layers. */
     {.model_types = "mamba falcon_mamba", .layers = all_state, .state = &mamba1},

@@ -1,5 +1,17 @@
 /*
  * The groups of layers that keep one latent for all heads, perhaps beside the key of a sparse indexer.
+ *
+ * A latent is that of each token, or, of compressed ones (DeepSeek V4):
+ *
+ *   group        of the layers    has one row for    and the parts
+ *   swa          all              a token, window    latent
+ *   csa          KEEPS_SPARSE     4 tokens           latent, indexer, indexer_scale
+ *   csa.state    KEEPS_SPARSE     a token, window    compressor, indexer_compressor
+ *   hca          KEEPS_HEAVY      128 tokens         latent
+ *   hca.state    KEEPS_HEAVY      a token, window    compressor
+ *
+ * A compressor's row is what a token adds to the entries it goes into: for each of them, as many elements as the entry
+ * has, and as many scores that weigh them. Its window has the tokens that the next entry is made of.
  */
 #include "model/config.h"
 
@@ -8,6 +20,9 @@
 #define INDEXER_SCALE_ELEMENTS 128u
 #define INDEXER_DTYPE KVF_DTYPE_F8_E4M3
 #define INDEXER_SCALE_DTYPE KVF_DTYPE_F32
+
+/* Engines sum what goes into an entry in single precision. */
+#define COMPRESSOR_DTYPE KVF_DTYPE_F32
 
 /* ---- indexers -------------------------------------------------------------------------------- */
 
@@ -72,18 +87,16 @@ static kvf_status mark_indexers(kvf_config *config) {
 }
 
 /* The width of an indexer's key; 0: the model has no indexers. */
-static kvf_status read_indexer(kvf_config *config, uint32_t *width) {
+static kvf_status read_indexer(const kvf_config *config, uint32_t *width) {
     bool given;
     kvf_status status =
         kvf_field_number(&config->fields, "index_head_dim", 1, KVF_CONFIG_MAX_WIDTH, &given, width);
     if (!given)
         *width = config->family->index_head_dim;
-    if (status || !*width)
-        return status;
-    if (*width % INDEXER_SCALE_ELEMENTS)
+    if (!status && *width % INDEXER_SCALE_ELEMENTS)
         return kvf_fail(KVF_E_INVALID, "%sindex_head_dim is %u; it must be a multiple of %u",
                         config->fields.prefix, *width, INDEXER_SCALE_ELEMENTS);
-    return mark_indexers(config);
+    return status;
 }
 
 static void add_indexer(kvf_config *config, uint32_t width) {
@@ -101,17 +114,28 @@ static void add_indexer(kvf_config *config, uint32_t width) {
 
 /* ---- latents --------------------------------------------------------------------------------- */
 
+static kvf_status refuse_scales(const kvf_config *config) {
+    if (config->options.scale_dtype)
+        return kvf_fail(KVF_E_INVALID, "scale_dtype is %s, but a latent has no K and V to scale",
+                        kvf_dtype_name(config->options.scale_dtype));
+    return KVF_OK;
+}
+
+static void add_latent(kvf_config *config, uint32_t width) {
+    kvf_part_desc *latent = kvf_config_add_part(
+        config, "latent", config->options.cache_dtype ? config->options.cache_dtype : config->dtype);
+    latent->units = 1;
+    latent->cell_elements = width;
+    latent->tp_rule = KVF_TP_REPLICATE;
+}
+
 /* Adds the layers with attention that have an indexer of their own, or those that have none. */
 static void add_latents(kvf_config *config, const char *name, uint32_t width, bool with_indexer) {
     (void)kvf_config_add_group(config, name, KVF_GROUP_TOKENS);
     for (uint32_t i = 0; i < config->layer_count; i++)
         if ((config->keeps[i] & KVF_KEEPS_FULL) && !(config->keeps[i] & KVF_KEEPS_INDEXER) == !with_indexer)
             kvf_config_add_layer(config, i);
-    kvf_part_desc *latent = kvf_config_add_part(
-        config, "latent", config->options.cache_dtype ? config->options.cache_dtype : config->dtype);
-    latent->units = 1;
-    latent->cell_elements = width;
-    latent->tp_rule = KVF_TP_REPLICATE;
+    add_latent(config, width);
 }
 
 kvf_status kvf_config_add_latents(kvf_config *config) {
@@ -121,11 +145,12 @@ kvf_status kvf_config_add_latents(kvf_config *config) {
     kvf_status status = kvf_field_need(&config->fields, "kv_lora_rank", 1, KVF_CONFIG_MAX_WIDTH, 0, &rank);
     if (!status)
         status = kvf_field_need(&config->fields, "qk_rope_head_dim", 1, KVF_CONFIG_MAX_WIDTH, 0, &rope);
-    if (!status && config->options.scale_dtype)
-        status = kvf_fail(KVF_E_INVALID, "scale_dtype is %s, but a latent has no K and V to scale",
-                          kvf_dtype_name(config->options.scale_dtype));
+    if (!status)
+        status = refuse_scales(config);
     if (!status)
         status = read_indexer(config, &indexer);
+    if (!status && indexer)
+        status = mark_indexers(config);
     if (status)
         return status;
     bool shared = false;
@@ -136,5 +161,118 @@ kvf_status kvf_config_add_latents(kvf_config *config) {
         add_indexer(config, indexer);
     if (indexer && shared)
         add_latents(config, "mla.2", rank + rope, false);
+    return KVF_OK;
+}
+
+/* ---- compressed latents ---------------------------------------------------------------------- */
+
+/* How the layers of one kind compress. */
+typedef struct compression {
+    uint8_t keeps;
+    const char *entries; /* the group of what is compressed */
+    const char *states;  /* the group of what is yet to be */
+    const char *rate;    /* fields that may say the number of tokens */
+    uint32_t tokens;     /* from one entry to the next */
+    uint32_t overlap;    /* how many entries a token goes into */
+    bool indexer;
+} compression;
+
+static const compression compressions[] = {
+    {.keeps = KVF_KEEPS_SPARSE,
+     .entries = "csa",
+     .states = "csa.state",
+     .rate = "compress_rates.compressed_sparse_attention|compress_rate_csa",
+     .tokens = KVF_SPARSE_TOKENS,
+     .overlap = 2,
+     .indexer = true},
+    {.keeps = KVF_KEEPS_HEAVY,
+     .entries = "hca",
+     .states = "hca.state",
+     .rate = "compress_rates.heavily_compressed_attention|compress_rate_hca",
+     .tokens = KVF_HEAVY_TOKENS,
+     .overlap = 1},
+};
+
+typedef struct compressed_widths {
+    uint32_t latent;
+    uint32_t indexer;
+} compressed_widths;
+
+/* All heads share one vector, which is key and value and contains the rotated elements. */
+static kvf_status read_widths(const kvf_config *config, compressed_widths *out) {
+    const kvf_fields *fields = &config->fields;
+    const char *kv_names = kvf_family_names(config->family)->kv_heads;
+    uint32_t kv_heads = 1;
+    uint32_t rope = 0;
+    bool given;
+    kvf_status status = kvf_field_number(fields, kv_names, 1, KVF_CONFIG_MAX_HEADS, &given, &kv_heads);
+    if (!status && kv_heads != 1)
+        status = kvf_fail(KVF_E_INVALID, "%s%s is %u, but the heads of %.64s share one; allowed: 1",
+                          fields->prefix, kvf_field_name(fields, kv_names).text, kv_heads, fields->family);
+    if (!status)
+        status = kvf_field_need(fields, "head_dim", 1, KVF_CONFIG_MAX_WIDTH, config->family->head_dim,
+                                &out->latent);
+    if (!status)
+        status = kvf_field_number(fields, "qk_rope_head_dim", 0, KVF_CONFIG_MAX_WIDTH, &given, &rope);
+    if (!status && rope > out->latent)
+        status = kvf_fail(KVF_E_INVALID, "%sqk_rope_head_dim is %u, but head_dim, which contains it, is %u",
+                          fields->prefix, rope, out->latent);
+    return status ? status : read_indexer(config, &out->indexer);
+}
+
+static kvf_status check_rate(const kvf_config *config, const compression *way) {
+    uint32_t rate = way->tokens;
+    bool given;
+    kvf_status status = kvf_field_number(&config->fields, way->rate, 0, UINT32_MAX, &given, &rate);
+    if (!status && rate != way->tokens)
+        status = kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %u; supported: %u", config->fields.prefix,
+                          kvf_field_name(&config->fields, way->rate).text, rate, way->tokens);
+    return status;
+}
+
+/* Adds what a compressor keeps whose entries have `width` elements: elements and scores for each entry. */
+static void add_compressor(kvf_config *config, const char *name, const compression *way, uint32_t width,
+                           uint32_t tensor) {
+    kvf_dtype dtype = config->options.state_dtype ? config->options.state_dtype : COMPRESSOR_DTYPE;
+    kvf_part_desc *part = kvf_config_add_part(config, name, dtype);
+    part->units = 1;
+    part->cell_elements = 2 * way->overlap * width; /* width is at most 2^24 */
+    part->tensor = tensor;
+    part->tp_rule = KVF_TP_REPLICATE;
+}
+
+static void add_compression(kvf_config *config, const compression *way, const compressed_widths *widths) {
+    kvf_config_add_group(config, way->entries, KVF_GROUP_TOKENS)->tokens_per_step = way->tokens;
+    kvf_config_add_layers(config, way->keeps);
+    add_latent(config, widths->latent);
+    if (way->indexer)
+        add_indexer(config, widths->indexer);
+
+    kvf_config_add_group(config, way->states, KVF_GROUP_TOKENS)->window_tokens = way->overlap * way->tokens;
+    kvf_config_add_layers(config, way->keeps);
+    add_compressor(config, "compressor", way, widths->latent, 0);
+    if (way->indexer)
+        add_compressor(config, "indexer_compressor", way, widths->indexer, 1);
+}
+
+kvf_status kvf_config_add_compressed(kvf_config *config) {
+    compressed_widths widths = {0};
+    kvf_status status = read_widths(config, &widths);
+    if (!status)
+        status = refuse_scales(config);
+    if (status)
+        return status;
+    kvf_config_add_group(config, "swa", KVF_GROUP_TOKENS)->window_tokens = config->window_tokens;
+    kvf_config_add_layers(config, KVF_KEEPS_WINDOW);
+    add_latent(config, widths.latent);
+    for (size_t i = 0; i < sizeof compressions / sizeof compressions[0]; i++) {
+        const compression *way = &compressions[i];
+        if (!kvf_config_has(config, way->keeps))
+            continue;
+        status = check_rate(config, way);
+        if (status)
+            return status;
+        add_compression(config, way, &widths);
+    }
     return KVF_OK;
 }

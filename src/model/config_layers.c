@@ -14,6 +14,8 @@ static const struct {
     {"indexed_attention", KVF_KEEPS_FULL},
     {"deepseek_sparse_attention", KVF_KEEPS_FULL},
     {"sliding_attention", KVF_KEEPS_WINDOW},
+    {"compressed_sparse_attention", KVF_KEEPS_WINDOW | KVF_KEEPS_SPARSE},
+    {"heavily_compressed_attention", KVF_KEEPS_WINDOW | KVF_KEEPS_HEAVY},
     {"chunked_attention", KVF_KEEPS_CHUNK},
     {"linear_attention", KVF_KEEPS_STATE},
     {"mamba", KVF_KEEPS_STATE},
@@ -32,6 +34,16 @@ static const struct {
     {'*', KVF_KEEPS_FULL},
     {'-', KVF_KEEPS_NOTHING},
     {'E', KVF_KEEPS_NOTHING},
+};
+
+static const struct {
+    uint32_t tokens;
+    uint8_t keeps;
+} ratios[] = {
+    {0, KVF_KEEPS_WINDOW},
+    {1, KVF_KEEPS_WINDOW},
+    {KVF_SPARSE_TOKENS, KVF_KEEPS_WINDOW | KVF_KEEPS_SPARSE},
+    {KVF_HEAVY_TOKENS, KVF_KEEPS_WINDOW | KVF_KEEPS_HEAVY},
 };
 
 /* ---- how many layers ------------------------------------------------------------------------- */
@@ -91,10 +103,12 @@ static kvf_status keep_word(kvf_config *config, const char *field, struct json_o
     if (word && kvf_config_word_keeps(word, &config->keeps[i]))
         return KVF_OK;
     const char *text = json_object_to_json_string_ext(element, JSON_C_TO_STRING_PLAIN);
-    return kvf_fail(KVF_E_INVALID,
-                    "%s%.*s[%u] is %.60s; allowed: full_attention, sliding_attention, chunked_attention, "
-                    "linear_attention, mamba, conv, hybrid, mlp and moe",
-                    config->fields.prefix, (int)strcspn(field, "|"), field, i, text ? text : "?");
+    return kvf_fail(
+        KVF_E_INVALID,
+        "%s%.*s[%u] is %.60s; allowed: full_attention, sliding_attention, chunked_attention, "
+        "compressed_sparse_attention, heavily_compressed_attention, linear_attention, mamba, conv, "
+        "hybrid, mlp and moe",
+        config->fields.prefix, (int)strcspn(field, "|"), field, i, text ? text : "?");
 }
 
 static kvf_status apply_words(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
@@ -148,6 +162,64 @@ static kvf_status apply_flags(kvf_config *config, const kvf_layer_rule *rule, bo
         config->keeps[i] = flag ? rule->others : rule->picked;
     }
     return status;
+}
+
+static kvf_status ratio_keeps(const kvf_config *config, const char *field, struct json_object *list, size_t i,
+                              uint8_t *keeps) {
+    uint32_t tokens = 0;
+    kvf_status status = kvf_element_number(&config->fields, field, list, i, 0, UINT32_MAX, &tokens);
+    for (size_t r = 0; r < sizeof ratios / sizeof ratios[0] && !status; r++)
+        if (ratios[r].tokens == tokens) {
+            *keeps = ratios[r].keeps;
+            return KVF_OK;
+        }
+    return status ? status
+                  : kvf_fail(KVF_E_UNSUPPORTED, "%s%.*s[%zu] is %u; supported: 0, 1, %u and %u",
+                             config->fields.prefix, (int)strcspn(field, "|"), field, i, tokens,
+                             KVF_SPARSE_TOKENS, KVF_HEAVY_TOKENS);
+}
+
+/* Checks that words, if there are some, say the same as the ratios. */
+static kvf_status check_words(kvf_config *config, const kvf_layer_rule *rule, struct json_object *list) {
+    struct json_object *words_list;
+    const char *field;
+    kvf_status status = kvf_field_list(&config->fields, rule->second, &words_list, &field);
+    if (status || !words_list)
+        return status;
+    status = settle_count(config, field, json_object_array_length(words_list));
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        uint8_t by_ratio = config->keeps[i];
+        status = keep_word(config, field, words_list, i);
+        if (!status && config->keeps[i] != by_ratio)
+            status =
+                kvf_fail(KVF_E_INVALID, "%s%s[%u] is %s, but %s[%u] is \"%s\"", config->fields.prefix,
+                         rule->field, i, json_object_get_string(json_object_array_get_idx(list, i)),
+                         rule->second, i, json_object_get_string(json_object_array_get_idx(words_list, i)));
+    }
+    return status;
+}
+
+/* The list may go on after the model's own layers: those that only predict further tokens keep a window alone, and
+ * published lists have more of them than any field says. */
+static kvf_status apply_ratios(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    struct json_object *list;
+    const char *field;
+    kvf_status status = kvf_field_list(&config->fields, rule->field, &list, &field);
+    if (status || !list)
+        return status;
+    *applied = true;
+    status = need_count(config);
+    size_t count = json_object_array_length(list);
+    uint8_t keeps = KVF_KEEPS_WINDOW;
+    while (!status && count > config->layer_count && keeps == KVF_KEEPS_WINDOW) {
+        status = ratio_keeps(config, field, list, count - 1, &keeps);
+        count -= keeps == KVF_KEEPS_WINDOW;
+    }
+    if (!status)
+        status = settle_count(config, field, count);
+    for (uint32_t i = 0; i < config->layer_count && !status; i++)
+        status = ratio_keeps(config, field, list, i, &config->keeps[i]);
+    return status ? status : check_words(config, rule, list);
 }
 
 static kvf_status apply_period(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
@@ -271,6 +343,8 @@ static kvf_status apply_rule(kvf_config *config, const kvf_layer_rule *rule, boo
         return apply_letters(config, rule, applied);
     case KVF_RULE_FLAGS:
         return apply_flags(config, rule, applied);
+    case KVF_RULE_RATIOS:
+        return apply_ratios(config, rule, applied);
     case KVF_RULE_PERIOD:
         return apply_period(config, rule, applied);
     case KVF_RULE_OFFSET:
@@ -312,11 +386,11 @@ static kvf_status read_spans(kvf_config *config) {
 static kvf_status settle_spans(kvf_config *config, bool named) {
     static const struct {
         uint8_t keeps;
-        const char *word;
+        const char *what;
         const char *field;
     } spans[] = {
-        {KVF_KEEPS_WINDOW, "sliding_attention", "sliding_window"},
-        {KVF_KEEPS_CHUNK, "chunked_attention", "attention_chunk_size"},
+        {KVF_KEEPS_WINDOW, "a window", "sliding_window"},
+        {KVF_KEEPS_CHUNK, "chunks", "attention_chunk_size"},
     };
     for (uint32_t s = 0; s < 2; s++) {
         if (spans[s].keeps == KVF_KEEPS_WINDOW ? config->window_tokens : config->chunk_tokens)
@@ -325,8 +399,8 @@ static kvf_status settle_spans(kvf_config *config, bool named) {
             if (!(config->keeps[i] & spans[s].keeps))
                 continue;
             if (named)
-                return kvf_fail(KVF_E_INVALID, "layer %u is %s, but %s%s is missing or not used", i,
-                                spans[s].word, config->fields.prefix, spans[s].field);
+                return kvf_fail(KVF_E_INVALID, "layer %u has %s, but %s%s is missing or not used", i,
+                                spans[s].what, config->fields.prefix, spans[s].field);
             config->keeps[i] = KVF_KEEPS_FULL;
         }
     }
@@ -366,6 +440,12 @@ static kvf_status check_known(const kvf_config *config) {
             config->family->attention == KVF_ATTENTION_LATENT)
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "layer %u has a window or chunks, which are not supported with latents", i);
+        if (config->family->attention == KVF_ATTENTION_COMPRESSED && !(keeps & KVF_KEEPS_WINDOW))
+            return kvf_fail(KVF_E_INVALID, "layer %u has no window, but all layers of %.64s have one", i,
+                            config->fields.family);
+        if (config->family->attention != KVF_ATTENTION_COMPRESSED && (keeps & KVF_KEEPS_COMPRESSED))
+            return kvf_fail(KVF_E_INVALID, "layer %u compresses its cache, but %.64s has no such layers", i,
+                            config->fields.family);
         if ((keeps & KVF_KEEPS_STATE) && !config->family->state)
             return kvf_fail(KVF_E_INVALID, "layer %u has a recurrent state, but this family has none", i);
     }
@@ -391,7 +471,7 @@ kvf_status kvf_config_read_layers(kvf_config *config) {
     if (!status && config->family->last_is_full)
         config->keeps[config->layer_count - 1] = KVF_KEEPS_FULL;
     if (!status)
-        status = settle_spans(config, rule->kind == KVF_RULE_WORDS);
+        status = settle_spans(config, rule->kind == KVF_RULE_WORDS || rule->kind == KVF_RULE_RATIOS);
     if (!status)
         status = drop_shared(config);
     return status ? status : check_known(config);

@@ -14,11 +14,12 @@
 /* The condition under which a row of names applies. */
 typedef enum condition {
     ALWAYS,
-    LATENT,    /* the model has attention with latents */
-    STATE,     /* the model has a recurrent state */
-    CHUNKS,    /* the family has chunks in some layers, or in some models */
-    NO_WINDOW, /* no layer of this model has a window */
-    LISTED,    /* the configuration says of each layer what it keeps */
+    LATENT,     /* the model has attention with latents of each token */
+    COMPRESSED, /* the model has latents that several tokens share */
+    STATE,      /* the model has a recurrent state */
+    CHUNKS,     /* the family has chunks in some layers, or in some models */
+    NO_WINDOW,  /* no layer of this model has a window */
+    LISTED,     /* the configuration says of each layer what it keeps */
 } condition;
 
 typedef struct name_row {
@@ -33,6 +34,7 @@ static const name_row read_names[] = {
     {CHUNKS, "attention_chunk_size"},
     {LATENT, "kv_lora_rank qk_rope_head_dim index_head_dim indexer_types index_topk_freq index_topk_pattern "
              "index_skip_topk_offset"},
+    {COMPRESSED, "qk_rope_head_dim index_head_dim compress_rates compress_rate_csa compress_rate_hca"},
     {STATE, "mamba_ssm_cache_dtype mamba_ssm_dtype"},
 };
 
@@ -98,6 +100,8 @@ static bool holds(const kvf_config *config, condition when) {
         return true;
     case LATENT:
         return family->attention == KVF_ATTENTION_LATENT;
+    case COMPRESSED:
+        return family->attention == KVF_ATTENTION_COMPRESSED;
     case STATE:
         return family->state != NULL;
     case CHUNKS:

@@ -114,7 +114,7 @@ static void layers_that_are_told_apart_in_two_ways_must_agree(void **state) {
     assert_refused("granite-4.0-h-small", "\"num_hidden_layers\": 40", "\"num_hidden_layers\": 36",
                    KVF_E_INVALID, "layer_types describes 40 layers, but num_hidden_layers is 36");
     assert_refused("granite-4.0-h-small", "\"attention\"", "\"sliding_attention\"", KVF_E_INVALID,
-                   "layer 5 is sliding_attention, but sliding_window is missing");
+                   "layer 5 has a window, but sliding_window is missing");
     assert_refused("jamba-1.5-mini", "\"attn_layer_offset\": 4", "\"attn_layer_offset\": 8", KVF_E_RANGE,
                    "attn_layer_offset is 8; allowed: 0 to 7");
     assert_refused("kimi-linear-48b-a3b", "[4, 8, 12,", "[4, 7, 12,", KVF_E_INVALID,
@@ -127,7 +127,7 @@ static void layers_that_are_told_apart_in_two_ways_must_agree(void **state) {
     assert_refused("gemma-4-31b", "\"num_hidden_layers\": 60", "\"num_hidden_layers\": 59", KVF_E_INVALID,
                    "text_config.layer_types describes 60 layers, but num_hidden_layers is 59");
     assert_refused("gemma-4-31b", "\"sliding_window\": 1024", "\"sliding_window\": null", KVF_E_INVALID,
-                   "layer 0 is sliding_attention, but text_config.sliding_window is missing");
+                   "layer 0 has a window, but text_config.sliding_window is missing");
     assert_refused("gemma-4-31b", "\"num_kv_shared_layers\": 0", "\"num_kv_shared_layers\": 59",
                    KVF_E_INVALID, "num_kv_shared_layers is 59, but no layer before layer 5 is of its kind");
 }

@@ -194,10 +194,9 @@ static void fields_that_contradict_each_other_are_refused(void **state) {
     assert_refused(LLAMA_WITH(", \"layer_types\": [\"full_attention\"]"), KVF_E_INVALID,
                    "layer_types describes 1 layers, but num_hidden_layers is 2");
     assert_refused(LLAMA_WITH(", \"layer_types\": [\"full_attention\", \"sliding_attention\"]"),
-                   KVF_E_INVALID, "layer 1 is sliding_attention, but sliding_window is missing or not used");
+                   KVF_E_INVALID, "layer 1 has a window, but sliding_window is missing or not used");
     assert_refused(LLAMA_WITH(", \"layer_types\": [\"full_attention\", \"chunked_attention\"]"),
-                   KVF_E_INVALID,
-                   "layer 1 is chunked_attention, but attention_chunk_size is missing or not used");
+                   KVF_E_INVALID, "layer 1 has chunks, but attention_chunk_size is missing or not used");
     assert_refused(LLAMA_WITH(", \"layer_types\": [\"full_attention\", \"mamba\"]"), KVF_E_INVALID,
                    "layer 1 has a recurrent state, but this family has none");
     assert_refused(LLAMA_WITH(", \"layer_types\": [\"full_attention\", \"magic\"]"), KVF_E_INVALID,
