@@ -134,7 +134,7 @@ typedef struct kvf_config_options {
     size_t struct_size;    /**< sizeof(kvf_config_options) */
     const char *name;      /**< for messages; NULL: the configuration's model_type */
     kvf_dtype cache_dtype; /**< attention cache; KVF_DTYPE_INVALID: as the configuration says */
-    kvf_dtype state_dtype; /**< recurrent state; KVF_DTYPE_INVALID: as the configuration says */
+    kvf_dtype state_dtype; /**< state, also of compressors; KVF_DTYPE_INVALID: as the configuration says */
     kvf_dtype scale_dtype; /**< quantisation scales beside K and V; KVF_DTYPE_INVALID: none */
     bool scale_per_head;   /**< one scale per token and head; otherwise one per token */
 } kvf_config_options;
@@ -142,17 +142,17 @@ typedef struct kvf_config_options {
 /**
  * Makes a model from the text of a Hugging Face `config.json`.
  *
- * Reads multi-head, grouped and multi-query attention, latent attention (with or without a sparse indexer),
- * sliding-window and chunked layers, and models whose layers, or keys and values, differ in heads and head size. A
- * family that is not known, a field that is missing and has no default in its family, and fields that contradict each
- * other are errors that name the field. A field that is not read for this family but may, judging by its name, decide a
- * size is not an error: kvf_model_note() names it.
+ * Reads multi-head, grouped and multi-query attention, latent attention (with or without a sparse indexer, also with
+ * latents that several tokens share), sliding-window and chunked layers, and models whose layers, or keys and values,
+ * differ in heads and head size. A family that is not known, a field that is missing and has no default in its family,
+ * and fields that contradict each other are errors that name the field. A field that is not read for this family but
+ * may, judging by its name, decide a size is not an error: kvf_model_note() names it.
  *
  * @param json     the text; need not end in a zero byte
  * @param options  NULL for the defaults
  * @param out      receives a model owned by the caller
  * @return KVF_OK, KVF_E_PARSE (not JSON; the detail names the offset), KVF_E_INVALID, KVF_E_RANGE,
- *         KVF_E_UNSUPPORTED (the family), KVF_E_NOMEM
+ *         KVF_E_UNSUPPORTED (the family, or what no model of it had so far), KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_model_from_config(const char *json, size_t bytes, const kvf_config_options *options,
                                          kvf_model **out);

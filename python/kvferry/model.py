@@ -294,7 +294,7 @@ class Model(Handle):
         Args:
             name: for messages; None: the configuration's model_type
             cache_dtype: of the attention cache; None: as the configuration says
-            state_dtype: of recurrent state; None: as the configuration says
+            state_dtype: of recurrent state, and of that of compressors; None: as the configuration says
             scale_dtype: of quantisation scales beside K and V; None: there are none
             scale_per_head: one scale per token and head; otherwise one per token
 

@@ -195,6 +195,16 @@ static int load_model(const options *asked, const kvf_config_options *config, kv
     }
 }
 
+/* Compressors keep sums that are as a state is, in token groups named "csa.state" and the like. */
+static bool has_type_of_state(const kvf_model *model) {
+    for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
+        const char *dot = strrchr(kvf_model_group(model, g)->name, '.');
+        if (dot && strcmp(dot, ".state") == 0)
+            return true;
+    }
+    return shape_keeps_state(model);
+}
+
 int options_load_model(const options *asked, kvf_model **out) {
     kvf_config_options config = asked->config;
     if (asked->groups)
@@ -205,7 +215,7 @@ int options_load_model(const options *asked, kvf_model **out) {
     if (result)
         return result;
     options_say_notes(config.name, *out);
-    if (asked->config.state_dtype != KVF_DTYPE_INVALID && !shape_keeps_state(*out))
+    if (asked->config.state_dtype != KVF_DTYPE_INVALID && !has_type_of_state(*out))
         return usage_error("--state-dtype has no effect: %s keeps no state", config.name);
     return EXIT_DONE;
 }

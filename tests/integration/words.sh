@@ -58,6 +58,10 @@ refuses "a width of no shares" 2 'dcp-width has no effect' plan --prefill dcp-wi
 refuses "state of a model without" 2 'state.order has no effect: the model keeps no state' plan --prefill state.order=sd
 refuses "a type of state of a model without" 2 '--state-dtype has no effect: llama-3.1-8b keeps no state' \
     plan --state-dtype f32
+printf '{"model_type": "deepseek_v4", "num_hidden_layers": 1, "dtype": "bfloat16", "compress_ratios": [128]}' \
+    >"$folder/compressed.json"
+succeeds "a type of what compressors keep" 'compressor 1x1024 f16' \
+    models --model "$folder/compressed.json" --state-dtype f16
 refuses "UCX for a transport without" 2 '--ucx-tls has no effect' demo --transport shm --ucx-tls tcp
 refuses "libfabric for a transport without" 2 '--libfabric-provider has no effect' \
     demo --transport ucx --libfabric-provider net

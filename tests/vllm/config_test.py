@@ -103,6 +103,16 @@ OWN: dict[str, dict[str, Any]] = {
         "num_sliding_attention_heads": 12,
     },
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
+    "deepseek_v4": {
+        "num_key_value_heads": 1,
+        "layer_types": [
+            "sliding_attention",
+            "heavily_compressed_attention",
+            "compressed_sparse_attention",
+            "compressed_sparse_attention",
+        ]
+        * (LAYERS // 4),
+    },
 }
 
 # Families with heads whose class is a language model by itself. Families with latents or states are not among
@@ -141,6 +151,8 @@ KINDS: dict[str, set[str]] = {
     "full_attention": {"full"},
     "indexed_attention": {"full"},
     "sliding_attention": {"window"},
+    "compressed_sparse_attention": {"window", "csa", "csa.state"},
+    "heavily_compressed_attention": {"window", "hca", "hca.state"},
     "chunked_attention": {"chunk"},
     "linear_attention": {"state"},
     "conv": {"state"},
@@ -169,10 +181,14 @@ LEFT_OUT = {
     "per_layer_config",
     "index_head_dim",
     "indexer_types",
+    "compress_rates",
 }
 
-# The cache of one layer: window, chunk, and each part's name, dtype, units, elements of a cell, and rows.
-Kept = tuple[int, int, tuple[tuple[str, Dtype, int, int, int], ...]]
+# Each part's name, dtype, units, elements of a cell, and rows.
+Parts = tuple[tuple[str, Dtype, int, int, int], ...]
+
+# The cache of one layer: window, chunk, tokens that share an entry, and parts.
+Kept = tuple[int, int, int, Parts]
 
 
 def families() -> list[str]:
@@ -230,7 +246,7 @@ def kept(model: Model) -> dict[int, set[Kept]]:
             for part in group.parts
         )
         for layer in group.layers:
-            found[layer].add((group.window_tokens, group.chunk_tokens, parts))
+            found[layer].add((group.window_tokens, group.chunk_tokens, group.tokens_per_step, parts))
     return found
 
 
@@ -252,19 +268,21 @@ def kinds(text: Any) -> list[set[str]]:
     return words[: len(words) - shared] + [set() for _ in range(shared)]
 
 
-def attention_parts(text: Any, layer: int) -> tuple[tuple[str, Dtype, int, int, int], ...]:
+def indexer_parts(width: int) -> Parts:
+    """One byte for each element of a key, and a scale for every 128."""
+    return (("indexer", Dtype.F8_E4M3, 1, width, 1), ("indexer_scale", Dtype.F32, 1, width // 128, 1))
+
+
+def attention_parts(text: Any, layer: int) -> Parts:
     dtype = Dtype.F16
+    if text.model_type == "deepseek_v4":
+        return (("latent", dtype, 1, text.head_dim, 1),)
     if hasattr(text, "kv_lora_rank"):
         latent = ("latent", dtype, 1, text.kv_lora_rank + text.qk_rope_head_dim, 1)
         indexers = getattr(text, "indexer_types", None)
         if not hasattr(text, "index_head_dim") or (indexers and indexers[layer] == "shared"):
             return (latent,)
-        width = text.index_head_dim  # one byte each, and a scale for every 128
-        return (
-            latent,
-            ("indexer", Dtype.F8_E4M3, 1, width, 1),
-            ("indexer_scale", Dtype.F32, 1, width // 128, 1),
-        )
+        return (latent, *indexer_parts(text.index_head_dim))
     one = text.per_layer_config[layer]
     heads = getattr(one, "num_key_value_heads", None) or one.num_attention_heads
     if text.model_type == "falcon":
@@ -278,7 +296,31 @@ def attention_parts(text: Any, layer: int) -> tuple[tuple[str, Dtype, int, int, 
     return (("k", dtype, heads, width, 1), ("v", dtype, heads, width_v, 1))
 
 
-def state_parts(text: Any) -> tuple[tuple[str, Dtype, int, int, int], ...]:
+def compressed(text: Any, kind: str) -> Kept:
+    """Entries of several tokens (DeepSeek V4), or what the tokens of the next one give to it.
+
+    A sparse layer has an indexer, and its tokens go into two entries each. For every entry a token gives as
+    many elements as the entry has, and as many scores.
+    """
+    sparse = kind.startswith("csa")
+    rate = text.compress_rates[f"{'compressed_sparse' if sparse else 'heavily_compressed'}_attention"]
+    if not kind.endswith("state"):
+        latent = attention_parts(text, 0)
+        return (0, 0, rate, (*latent, *indexer_parts(text.index_head_dim)) if sparse else latent)
+    if not sparse:
+        return (rate, 0, 1, (("compressor", Dtype.F32, 1, 2 * text.head_dim, 1),))
+    return (
+        2 * rate,
+        0,
+        1,
+        (
+            ("compressor", Dtype.F32, 1, 2 * 2 * text.head_dim, 1),
+            ("indexer_compressor", Dtype.F32, 1, 2 * 2 * text.index_head_dim, 1),
+        ),
+    )
+
+
+def state_parts(text: Any) -> Parts:
     name, dtype = text.model_type, Dtype.F16
     if name in ("mamba", "falcon_mamba"):
         inner = text.expand * text.hidden_size
@@ -325,11 +367,13 @@ def expected(config: PreTrainedConfig) -> dict[int, set[Kept]]:
     for layer, words in enumerate(kinds(text)):
         found[layer] = set()
         for word in words:
+            if word[:3] in ("csa", "hca"):
+                found[layer].add(compressed(text, word))
+                continue
             window = text.sliding_window if word == "window" else 0
             chunk = text.attention_chunk_size if word == "chunk" else 0
-            found[layer].add(
-                (window, chunk, state_parts(text) if word == "state" else attention_parts(text, layer))
-            )
+            parts = state_parts(text) if word == "state" else attention_parts(text, layer)
+            found[layer].add((window, chunk, 1, parts))
     return found
 
 
@@ -420,6 +464,29 @@ class Saved(unittest.TestCase):
             self.assertEqual((window.name, window.layers, window.window_tokens), ("swa", (0, 1, 2, 3, 4), 48))
             self.assertEqual([(part.units, part.cell_elements) for part in window.parts], [(3, 20)] * 2)
         self.assertNotEqual(kept(read(saved)), expected(small("gemma4_text")))
+
+    def test_deepseek_v4_compresses_the_same_by_words_and_by_ratios(self) -> None:
+        """By hand: four sparse layers and two heavy ones; a checkpoint's list goes on with a draft layer."""
+        saved = save(small("deepseek_v4"))
+        ratios = {"compress_ratios": [0, 128, 4, 4] * 2 + [0]}
+        former = {key: value for key, value in saved.items() if not key.startswith(("layer_t", "compress_r"))}
+        self.assertIn("layer_types", saved)
+        self.assertNotIn("layer_types", former)
+        self.assertEqual(kept(read({**former, **ratios})), expected(load({**former, **ratios})))
+        for config in (saved, {**former, **ratios}, {**saved, **ratios}):
+            shapes = [(g.name, g.layers, g.window_tokens, g.tokens_per_step) for g in read(config).groups]
+            self.assertEqual(
+                shapes,
+                [
+                    ("swa", tuple(range(LAYERS)), 48, 1),
+                    ("csa", (2, 3, 6, 7), 0, 4),
+                    ("csa.state", (2, 3, 6, 7), 8, 1),
+                    ("hca", (1, 5), 0, 128),
+                    ("hca.state", (1, 5), 128, 1),
+                ],
+            )
+        with self.assertRaisesRegex(kvferry.InvalidError, r"compress_ratios\[1\] is 4, but layer_types\[1\]"):
+            read({**saved, "compress_ratios": [0, 4, 4, 4] * 2})
 
 
 class Shipped(unittest.TestCase):
