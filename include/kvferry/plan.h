@@ -95,7 +95,7 @@ typedef struct kvf_plan_cut {
     uint32_t part;
     kvf_range layers; /**< indices into kvf_group_desc.layers */
     kvf_range units;  /**< of the whole model's units */
-    /** The tokens that this source has; those of them that the local rank keeps are read */
+    /** The steps that this source has, as a share of them; those of them that the local rank keeps are read */
     kvf_token_share tokens;
 } kvf_plan_cut;
 
@@ -146,8 +146,8 @@ typedef struct kvf_copy_rule {
     uint64_t cell_bytes;
     kvf_strides local;
     kvf_strides remote;
-    kvf_token_share remote_tokens;
-    const kvf_copy_lane *lanes; /**< owned by the plan */
+    kvf_token_share remote_tokens; /**< counted in steps, as in kvf_plan_cut */
+    const kvf_copy_lane *lanes;    /**< owned by the plan */
     uint32_t lane_count;
     bool whole_blocks; /**< a step is a whole kernel block of both sides */
     /** How many neighbouring lanes lie in one page and are visited block by block; 1: each lane by itself. */

@@ -22,7 +22,11 @@ class ReplicaChoice(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Cut:
-    """One piece of the cover: these layers and units come from this source."""
+    """One piece of the cover: these layers and units come from this source.
+
+    Attributes:
+        tokens: which steps the source has, as a share of them
+    """
 
     source: int
     group: int

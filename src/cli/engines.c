@@ -70,8 +70,8 @@ static void describe_model(const kvf_model *model, char *out, size_t bytes) {
         if (group->chunk_tokens && length < bytes)
             length += (size_t)snprintf(out + length, bytes - length, " chunks of %u", group->chunk_tokens);
         if (group->tokens_per_step > 1 && length < bytes)
-            length +=
-                (size_t)snprintf(out + length, bytes - length, " for %u tokens", group->tokens_per_step);
+            length += (size_t)snprintf(out + length, bytes - length, " with an entry for %u tokens",
+                                       group->tokens_per_step);
     }
 }
 

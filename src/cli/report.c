@@ -91,12 +91,18 @@ static text name_units(const kvf_group_desc *group, const kvf_plan_cut *cut) {
                        text_range(cut->units).text);
 }
 
-static text name_tokens(const kvf_plan_cut *cut) {
+/* How many neighbouring tokens a source keeps together. */
+static uint32_t tokens_together(const kvf_group_desc *group, const kvf_plan_cut *cut) {
+    return cut->tokens.width * group->tokens_per_step;
+}
+
+static text name_tokens(const kvf_group_desc *group, const kvf_plan_cut *cut) {
+    const uint32_t together = tokens_together(group, cut);
     if (cut->tokens.count <= 1)
         return text_format("all");
-    if (cut->tokens.width <= 1)
+    if (together <= 1)
         return text_format("%u mod %u", cut->tokens.index, cut->tokens.count);
-    return text_format("%u mod %u by %u", cut->tokens.index, cut->tokens.count, cut->tokens.width);
+    return text_format("%u mod %u by %u", cut->tokens.index, cut->tokens.count, together);
 }
 
 static const char *name_way(kvf_way way) {
@@ -131,7 +137,7 @@ static void add_cut_rows(report *to, const kvf_plan *plan, uint32_t rank, uint32
         table_cell(&to->list, parts);
         table_cell(&to->list, text_layers(group, cut->layers).text);
         table_cell(&to->list, name_units(group, cut).text);
-        table_cell(&to->list, name_tokens(cut).text);
+        table_cell(&to->list, name_tokens(group, cut).text);
         first = false;
     }
 }
@@ -167,7 +173,7 @@ static struct json_object *json_source(const report *to, const kvf_plan *plan, u
             struct json_object *share = json_object_new_object();
             json_count(share, "index", cut->tokens.index);
             json_count(share, "count", cut->tokens.count);
-            json_count(share, "width", cut->tokens.width);
+            json_count(share, "width", tokens_together(group, cut));
             json_object_object_add(one, "tokens", share);
         }
         json_object_array_add(cuts, one);

@@ -98,8 +98,9 @@ static void say_cut(said *s, uint32_t begin, uint32_t end, uint32_t i) {
         kvf_text_add(s->text, ", tokens %u mod %u", cut->tokens.index, cut->tokens.count);
     else
         kvf_text_add(s->text, ", tokens of one share mod %u each", cut->tokens.count);
-    if (cut->tokens.width > 1)
-        kvf_text_add(s->text, " by %u", cut->tokens.width);
+    const uint32_t together = cut->tokens.width * group->tokens_per_step;
+    if (together > 1)
+        kvf_text_add(s->text, " by %u", together);
 }
 
 /* Whether the i-th cut of the source is covered by the line of an earlier cut, of another part. */

@@ -86,8 +86,10 @@ static kvf_status add_regions(engine_builder *b, const uint64_t *bytes, uint32_t
 
 /* The tokens of a block where the specification does not say: 16, or the next number that is whole entries. */
 static uint32_t default_tokens(const kvf_group_desc *group) {
-    const uint32_t step = group->tokens_per_step, usual = group->kind == KVF_GROUP_STATE ? 1 : 16;
-    return step >= usual ? step : (usual + step - 1) / step * step;
+    const uint32_t step = group->tokens_per_step;
+    if (group->kind == KVF_GROUP_STATE)
+        return 1;
+    return step >= 16 ? step : (16 + step - 1) / step * step;
 }
 
 static kvf_status lay_out_group(engine_builder *b, uint32_t g, kvf_range layers) {
