@@ -18,7 +18,12 @@ import torch
 from cells import Cells, cache_count, expected_cells, join_cells
 from cuda_layouts_test import model
 from layouts import Layout, Specs, lay_out, move
-from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
+from vllm.v1.kv_cache_interface import (
+    CircularBufferSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SparseCacheRole,
+)
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvferry import GroupKind
@@ -185,6 +190,92 @@ class Compressed(unittest.TestCase):
             with_spec(
                 SlidingWindowMLASpec(**latent, dtype=torch.bfloat16, sliding_window=128, bounded_replay=True)
             )
+
+
+class Rings(unittest.TestCase):
+    """GLM 5 Next's caches: latents, indexers with an entry for 4 tokens, and rings of what is yet to be one.
+
+    No server ran these models: vLLM's kernels for them are CUDA's.
+    """
+
+    @staticmethod
+    def engine(tp_size: int, name: str, order: KVCacheLayout = ORDERS[0], rows: int = 8) -> Layout:
+        def specs_of(_: int) -> Specs:
+            common = ONE_LATENT | {"block_size": 256}
+            found: Specs = {}
+            for i in range(2):
+                layer = f"model.layers.{i}.self_attn"
+                found[f"{layer}.attn"] = MLAAttentionSpec(**common, head_size=576, dtype=torch.bfloat16)
+                found[f"{layer}.indexer.k_cache"] = MLAAttentionSpec(
+                    **common,
+                    head_size=132,
+                    dtype=torch.uint8,
+                    tokens_per_state=4,
+                    cache_role=SparseCacheRole.INDEXER,
+                )
+                found[f"{layer}.indexer.tail"] = CircularBufferSpec(
+                    block_size=rows,
+                    num_kv_heads=2,
+                    head_size=128,
+                    head_size_v=0,
+                    dtype=torch.bfloat16,
+                    dcp_sharded=False,
+                )
+            return found
+
+        return lay_out(model(1), specs_of, tp_size, name, 12, order)
+
+    @staticmethod
+    def rings(layout: Layout, block: int) -> dict[tuple[int, str], torch.Tensor]:
+        """The rings of a sequence, by rank and layer: heads, rows and elements."""
+        return {
+            (number, name): cache[block].view(torch.uint8).clone()
+            for number, rank in enumerate(layout.ranks)
+            for name, cache in rank.caches.items()
+            if name.endswith("tail")
+        }
+
+    def hand_over(self, there: Layout, here: Layout) -> list[list[list[int]]]:
+        """Moves 1003 tokens; returns the blocks of both sides, by vLLM's group."""
+        tables = []
+        for layout, blocks in ((there, [3, 1, 7, 5]), (here, [2, 9, 4, 6])):
+            kinds = [group.kv_cache_spec for group in layout.ranks[0].cache.kv_cache_groups]
+            whole = [getattr(spec, "first_spec", spec) for spec in kinds]
+            tables.append([[11] if isinstance(spec, CircularBufferSpec) else blocks for spec in whole])
+        fill(there, 1)
+        fill(here, 2)
+        move(there, here, *tables, [1003] * len(tables[0]))
+        return tables
+
+    def test_a_ring_is_handed_over_whole(self) -> None:
+        for orders in itertools.product(ORDERS, repeat=2):
+            there, here = self.engine(2, "prefill", orders[0]), self.engine(1, "decode", orders[1])
+            kinds = {(group.kind, group.tokens_per_step) for group in here.engine.model.groups}
+            self.assertEqual(kinds, {(GroupKind.TOKENS, 1), (GroupKind.TOKENS, 4), (GroupKind.STATE, 1)})
+            theirs, ours = self.hand_over(there, here)
+            ring = next(blocks[0] for blocks in theirs if len(blocks) == 1)
+            sent, received = self.rings(there, ring), self.rings(here, ring)
+            self.assertEqual(len(received), 2)
+            for (_, name), content in received.items():
+                self.assertTrue(torch.equal(content, sent[0, name]))
+            self.assertFalse(torch.equal(*received.values()))  # of the two layers
+            self.entries_are_equal(there, here, theirs, ours)
+
+    def entries_are_equal(self, there: Layout, here: Layout, theirs: Any, ours: Any) -> None:
+        """Compares the entries of indexers: 250 of 1003 tokens, keys before scales in each page of 64."""
+        name = "model.layers.1.self_attn.indexer.k_cache"
+        pages = [
+            layout.ranks[0].caches[name][max(blocks, key=len)].contiguous().view(torch.uint8).flatten(1)
+            for layout, blocks in ((there, theirs), (here, ours))
+        ]
+        for size, begin in ((128, 0), (4, 128 * 64)):
+            whole = [page[:, begin : begin + 64 * size].reshape(256, size) for page in pages]
+            self.assertTrue(torch.equal(whole[0][:250], whole[1][:250]))
+            self.assertFalse(torch.equal(whole[0][250], whole[1][250]))
+
+    def test_rings_of_other_sizes_are_refused_by_name(self) -> None:
+        with self.assertRaisesRegex(MismatchError, "rows_per_step is .*8.* and .*16|rows_per_step is .16.*.8."):
+            self.hand_over(self.engine(1, "prefill"), self.engine(1, "decode", rows=16))
 
 
 if __name__ == "__main__":

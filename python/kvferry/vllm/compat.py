@@ -33,6 +33,7 @@ from vllm.v1.core.single_type_kv_cache_manager import ChunkedLocalAttentionManag
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
@@ -57,6 +58,7 @@ __all__ = [
     "AttentionSpec",
     "CacheHitSource",
     "ChunkedLocalAttentionSpec",
+    "CircularBufferSpec",
     "FullAttentionSpec",
     "KVCacheConfig",
     "KVCacheSpec",

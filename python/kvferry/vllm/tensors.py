@@ -18,6 +18,7 @@ from kvferry.shard import PartShare, Placement, TokenShare
 from kvferry.vllm.compat import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
+    CircularBufferSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
@@ -236,6 +237,32 @@ def _indexer_layer(
     )
 
 
+def _ring_layer(
+    spec: CircularBufferSpec, name: str, tensor: torch.Tensor, ranks: Ranks, regions: Regions
+) -> _Layer:
+    """What is yet to become an entry for several tokens (GLM 5 Next, Qwen 4): a block for each sequence.
+
+    The token at position p is in row p % rows; proposed tokens may be in others. So the block is handed over
+    whole, like a state, to engines whose blocks have as many rows.
+    """
+    block, head, token = _page_strides(tensor)
+    if spec.dcp_sharded and ranks.dcp_size > 1:
+        raise UnsupportedError(f"layer {name} shares by token what is yet to become an entry")
+    region, offset = regions.place(tensor)
+    _, heads, rows, content = tensor.shape
+    part = Part(
+        "ring",
+        dtype_of(tensor.dtype),
+        heads,
+        content,
+        rows_per_step=rows,
+        tp_rule=TpRule.REPLICATE,
+    )
+    copies = ranks.tp_size * ranks.pcp_size
+    share = PartShare(range(heads), ranks.place, copies)
+    return _Layer((part,), (share,), (Placement(region, offset, block, token, head),), tensor.shape[0])
+
+
 def _refuse_own_pages(name: str, spec: AttentionSpec) -> None:
     """Raises UnsupportedError if the attention backend keeps pages in a form of its own, as B12X does."""
     if spec.num_head_slots is not None or spec.state_content_bytes is not None:
@@ -320,7 +347,7 @@ def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> st
 
 def _group_kind(spec: KVCacheSpec) -> tuple[GroupKind, int, int]:
     """Kind, window and chunk of a group."""
-    if isinstance(spec, MambaSpec):
+    if isinstance(spec, (MambaSpec, CircularBufferSpec)):
         return GroupKind.STATE, 0, 0
     if isinstance(spec, SlidingWindowSpec):
         return GroupKind.TOKENS, spec.sliding_window, 0
@@ -392,6 +419,8 @@ def _describe_layer(
         if _is_quantized_indexer(spec, name, cache):
             return _indexer_layer(spec, name, cache, ranks, regions)
         return _latent_layer(spec, cache, _cell_type(config, cache), ranks, regions)
+    if isinstance(spec, CircularBufferSpec):
+        return _ring_layer(spec, name, cache, ranks, regions)
     if isinstance(spec, AttentionSpec):
         _refuse_own_pages(name, spec)
         asked = (spec.dtype, cache.shape[2], spec.head_size)
