@@ -553,9 +553,9 @@ typedef struct kvf_push_chunk {
 
 /**
  * Says how much of a push is ready: all layers before token `begin`, and the model layers [0, layers) for the
- * tokens [begin, end), of which an entry of several tokens is ready with the last. State groups are written with the last chunk, which must bring their blocks. Chunks come in
- * order; within a chunk `layers` only grows; a new chunk may begin when the one before had all layers. A chunk with
- * `after` waits for its event, and later chunks wait with it.
+ * tokens [begin, end). An entry of several tokens is ready with the last of them. State groups are written with the
+ * last chunk, which must bring their blocks. Chunks come in order; within a chunk `layers` only grows; a new chunk may
+ * begin when the one before had all layers. A chunk with `after` waits for its event, and later chunks wait with it.
  *
  * The call claims the blocks of a chunk; they are free with the event of the push. After an error nothing has changed.
  *

@@ -1,10 +1,10 @@
 /*
  * Which bytes move for one request: the copy runs that follow from the block tables of both sides and a token range.
  *
- * Both sides are paired by token position (in groups whose entries hold several tokens, by that of the entry), never by position in a block list: a table says with which block of the
- * sequence it begins. The token range is walked in pieces that end at the block boundaries of either side, and each
- * piece gives the longest runs that are contiguous on both sides. Runs that touch are merged, across units, rows,
- * blocks, parts and layers.
+ * Both sides are paired by token position (by that of the entry, where several tokens share one), never by position in
+ * a block list: a table says with which block of the sequence it begins. The token range is walked in pieces that end at
+ * the block boundaries of either side, and each piece gives the longest runs that are contiguous on both sides. Runs
+ * that touch are merged, across units, rows, blocks, parts and layers.
  *
  *    local blocks of 4    |0 1 2 3|4 5 6 7|8 9 . .|
  *    remote blocks of 6   |0 1 2 3 4 5|6 7 8 9 . .|

@@ -37,8 +37,7 @@ extern "C" {
 typedef struct kvf_token_share {
     uint32_t index; /**< less than count */
     uint32_t count; /**< ranks that share the tokens; 0 means 1 */
-    uint32_t
-        width; /**< neighbouring tokens kept together; 0 means 1; whole entries, so a multiple of tokens_per_step */
+    uint32_t width; /**< neighbouring tokens kept together: a multiple of tokens_per_step; 0 means 1 */
 } kvf_token_share;
 
 /**
@@ -72,7 +71,7 @@ typedef struct kvf_part_share {
  * kernel blocks.
  */
 typedef struct kvf_group_shard_desc {
-    uint32_t tokens_per_block; /**< of a logical block; a multiple of tokens_per_step; 1 for state groups */
+    uint32_t tokens_per_block;        /**< of a logical block: a multiple of tokens_per_step; 1 for states */
     uint32_t kernel_blocks_per_block; /**< 0 means 1; divides the steps of a block */
     uint64_t block_count;             /**< logical blocks in the cache */
     kvf_token_share tokens;
@@ -208,7 +207,7 @@ KVF_API kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint
  * An axis outside P (or T) needs the same number of steps in all parts that it spans.
  */
 typedef struct kvf_group_spec {
-    uint32_t tokens_per_block; /**< 0: 16, or the next multiple of tokens_per_step; state groups: always 1 */
+    uint32_t tokens_per_block;        /**< 0: the first multiple of tokens_per_step from 16 on; states: 1 */
     uint32_t kernel_blocks_per_block; /**< 0: 1 */
     uint64_t block_count;             /**< logical blocks in the cache; at least 1 */
     const char *order;                /**< NULL: "L|BPHN" */
