@@ -64,6 +64,8 @@ def entry_parts(config: dict[str, Any], name: str) -> dict[str, int]:
         own = index if ".indexer." in name else size
         overlap = 2 if config["compress_ratios"][number_of(name)] == 4 else 1
         return {"state": 2 * overlap * own * 4}
+    if name.endswith(".indexer.k_cache") and config.get("fp4_indexers"):
+        return {"key": index // 2, "scale": index // 32}
     if name.endswith(".indexer.k_cache"):
         return {"key": index, "scale": 4}
     if config.get("plain_latents"):  # in bfloat16; otherwise but a few elements are of one byte

@@ -32,6 +32,7 @@ from kvferry.errors import MismatchError, UnsupportedError
 BLOCKS = 400
 TOKENS = 700
 PACKED, PLAIN = "fp8_ds_mla", "bfloat16"
+FP4 = "fp8_ds_mla, indexers in FP4"
 #: vLLM's indexers take no others.
 ORDERS = [KVCacheLayout.BLHNC, KVCacheLayout.BLNHC]
 ONE_LATENT: dict[str, Any] = {"num_kv_heads": 1, "max_tp_shards": 1}
@@ -39,12 +40,12 @@ ONE_LATENT: dict[str, Any] = {"num_kv_heads": 1, "max_tp_shards": 1}
 
 def specs(block_size: int, cache: str = PACKED, ratios: tuple[int, ...] = (0, 4, 128, 4)) -> Specs:
     """As vLLM's layers of DeepSeek V4 give them."""
-    packed = cache == PACKED
+    packed = cache != PLAIN
     common = ONE_LATENT | {"alignment": 576 if packed else 512}
     latent = common | {
         "head_size": 512,
         "dtype": torch.uint8 if packed else torch.bfloat16,
-        "cache_dtype_str": cache,
+        "cache_dtype_str": PACKED if packed else cache,
         "model_version": "deepseek_v4",
         "state_content_bytes": 584 if packed else None,
     }
@@ -58,7 +59,11 @@ def specs(block_size: int, cache: str = PACKED, ratios: tuple[int, ...] = (0, 4,
         found[f"{layer}.compressor.state_cache"] = state(ratio, 512, common)
         if ratio == 4:
             found[f"{layer}.indexer.k_cache"] = MLAAttentionSpec(
-                **common, block_size=block_size, head_size=132, dtype=torch.uint8, tokens_per_state=ratio
+                **common,
+                block_size=block_size,
+                head_size=68 if cache == FP4 else 132,
+                dtype=torch.uint8,
+                tokens_per_state=ratio,
             )
             found[f"{layer}.indexer.compressor.state_cache"] = state(ratio, 128, common)
     return found
@@ -100,9 +105,12 @@ def fill(layout: Layout, seed: int) -> None:
             region.copy_(torch.randint(0, 256, region.shape, dtype=torch.uint8, generator=chance))
 
 
+def config_of(cache: str) -> dict[str, Any]:
+    return compressed.CONFIG | {"plain_latents": cache == PLAIN, "fp4_indexers": cache == FP4}
+
+
 def cells(layout: Layout, blocks: list[list[int]], cache: str) -> Cells:
-    config = compressed.CONFIG | {"plain_latents": cache == PLAIN}
-    return join_cells(layout.readouts(blocks), config, TOKENS)
+    return join_cells(layout.readouts(blocks), config_of(cache), TOKENS)
 
 
 class Compressed(unittest.TestCase):
@@ -113,7 +121,7 @@ class Compressed(unittest.TestCase):
         theirs, ours = tables(there, 3), tables(here, 4)
         sent, before = cells(there, theirs, cache), cells(here, ours, cache)
         names = {cell[0] for cell in sent}
-        config = compressed.CONFIG | {"plain_latents": cache == PLAIN}
+        config = config_of(cache)
         self.assertEqual(len(names), cache_count(config))
         self.assertEqual(sent.keys(), expected_cells(config, names, set()))
         self.assertTrue(all(before[cell] != sent[cell] for cell in sent))
@@ -134,7 +142,7 @@ class Compressed(unittest.TestCase):
         ]
 
     def test_all_caches_arrive_in_other_orders_and_blocks(self) -> None:
-        shapes = itertools.product((PACKED, PLAIN), itertools.product(ORDERS, repeat=2))
+        shapes = itertools.product((PACKED, PLAIN, FP4), itertools.product(ORDERS, repeat=2))
         for cache, (there_order, here_order) in shapes:
             for sizes in (256, 256), (256, 512), (512, 256):
                 with self.subTest(cache=cache, sizes=sizes, there=there_order.name, here=here_order.name):

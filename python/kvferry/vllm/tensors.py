@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-#: An indexer has a scale, of these bytes, for so many elements of a key.
-SCALED_ELEMENTS, SCALE_BYTES = 128, 4
+#: What an indexer keeps of so many elements of a key, by the bytes of that: their type, and the type and number
+#: of scales, which lie behind all keys of a page.
+INDEXED_ELEMENTS = 128
+INDEXERS = {132: (Dtype.F8_E4M3, Dtype.F32, 1), 68: (Dtype.F4_E2M1, Dtype.U8, 4)}
 
 #: An entry of "fp8_ds_mla" (DeepSeek V4): its bytes, and those of its scales, which lie behind all entries.
 PACKED_BYTES, PACKED_SCALE_BYTES = 576, 8
@@ -158,7 +160,7 @@ def _latent_layer(
 
 
 def _is_quantized_indexer(spec: AttentionSpec, name: str, tensor: torch.Tensor) -> bool:
-    """Whether it is the cache of a sparse-attention indexer that keeps keys in FP8, with scales.
+    """Whether it is the cache of a sparse-attention indexer that keeps keys in FP8 or FP4, with scales.
 
     DeepSeek V4's do not say so, except by their names.
     """
@@ -204,7 +206,7 @@ def _packed_layer(
 def _indexer_layer(
     spec: AttentionSpec, name: str, tensor: torch.Tensor, ranks: Ranks, regions: Regions
 ) -> _Layer:
-    """Keys of an indexer, one byte an element, and a scale of four bytes for each 128 elements.
+    """Keys of an indexer, in FP8 or in FP4, and their scales.
 
     The tensor has the shape of a latent, but CUDA's kernels keep all keys of a page before all scales:
 
@@ -212,25 +214,27 @@ def _indexer_layer(
     """
     block, head, token = _page_strides(tensor)
     tokens, content = tensor.shape[2:]
-    quotients, rest = divmod(content, SCALED_ELEMENTS + SCALE_BYTES)
-    if rest or token != content:
+    each = next((size for size in INDEXERS if content % size == 0), 0)
+    if not each or token != content:
         raise UnsupportedError(
-            f"indexer {name} has {content} bytes a token; allowed: {SCALED_ELEMENTS + SCALE_BYTES} for each "
-            f"{SCALED_ELEMENTS} elements, without gaps"
+            f"indexer {name} has {content} bytes a token; allowed: {' or '.join(map(str, INDEXERS))} for each "
+            f"{INDEXED_ELEMENTS} elements, without gaps"
         )
+    key_type, scale_type, scales = INDEXERS[each]
+    if key_type is Dtype.F4_E2M1 and torch.version.hip:
+        raise UnsupportedError(f"indexer {name} keeps FP4 in an order of AMD's kernels")
+    times = content // each
+    keys = Part("indexer", key_type, 1, times * INDEXED_ELEMENTS, tp_rule=TpRule.REPLICATE)
+    scale = Part("indexer_scale", scale_type, 1, times * scales, tp_rule=TpRule.REPLICATE)
     region, offset = regions.place(tensor)
-    key, scale = quotients * SCALED_ELEMENTS, quotients * SCALE_BYTES
     kept = _kept_tokens(spec, ranks)
     share = ranks.share(1, 1, kept)
     return _Layer(
-        (
-            Part("indexer", Dtype.F8_E4M3, 1, key, tp_rule=TpRule.REPLICATE),
-            Part("indexer_scale", Dtype.F32, 1, quotients, tp_rule=TpRule.REPLICATE),
-        ),
+        (keys, scale),
         (share, share),
         (
-            Placement(region, offset, block, key, head),
-            Placement(region, offset + tokens * key, block, scale, head),
+            Placement(region, offset, block, keys.cell_bytes, head),
+            Placement(region, offset + tokens * keys.cell_bytes, block, scale.cell_bytes, head),
         ),
         tensor.shape[0],
         kept,
