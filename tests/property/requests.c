@@ -33,13 +33,24 @@ static bool is_touched(const world *w, const asked *ask, uint32_t local_rank, ui
     return false;
 }
 
+/* Whether a remote rank has layers of a group that the local model has, too. */
+static bool has_layers_of_both(const world *w, uint32_t rank, uint32_t group) {
+    const rank_group *held = &w->engines[REMOTE].ranks[rank].groups[group];
+    for (uint32_t layer = 0; layer < w->models[LOCAL].layer_counts[group]; layer++) {
+        const uint32_t there = remote_layer(w, group, layer);
+        if (there != NO_ID && there >= held->layers_begin && there < held->layers_end)
+            return true;
+    }
+    return false;
+}
+
 static uint32_t beyond(const world *w, uint32_t local_rank, uint32_t group, uint32_t side) {
     if (side == LOCAL)
         return w->engines[LOCAL].ranks[local_rank].groups[group].block_count;
     uint32_t least = UINT32_MAX - 1;
     const engine_world *e = &w->engines[REMOTE];
     for (uint32_t i = 0; i < e->rank_count; i++)
-        if (layers_of(&e->ranks[i].groups[group]) && e->ranks[i].groups[group].block_count < least)
+        if (has_layers_of_both(w, i, group) && e->ranks[i].groups[group].block_count < least)
             least = e->ranks[i].groups[group].block_count;
     return least;
 }
