@@ -152,6 +152,20 @@ static void the_steps_of_the_group_with_most_count(void **state) {
     scene_close(&s);
 }
 
+static void entries_count_as_the_tokens_they_stand_for(void **state) {
+    (void)state;
+    scene s;
+    kvf_kept_request kept[MOST];
+    kvf_model *model = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4});
+    scene_open(&s, model, ENGINE(.name = "P", .all = {.block_count = 64}), ONE("D"), NULL);
+    assert_int_equal(s.held.groups[0].end, 12);
+    world_hold(&s.w.p, &s.held, s.theirs);
+    assert_int_equal(list(s.p, 0, kept), 1);
+    assert_int_equal(kept[0].tokens, 48); /* of 50, of which the last two complete no entry */
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    scene_close(&s);
+}
+
 /* As where the agent had no time to end it. */
 static void nothing_is_left_of_a_lease_that_is_over(void **state) {
     (void)state;
@@ -228,6 +242,7 @@ int main(void) {
         cmocka_unit_test(what_was_cancelled_is_not_kept),
         cmocka_unit_test(a_lease_may_have_no_limit),
         cmocka_unit_test(the_steps_of_the_group_with_most_count),
+        cmocka_unit_test(entries_count_as_the_tokens_they_stand_for),
         cmocka_unit_test(nothing_is_left_of_a_lease_that_is_over),
         cmocka_unit_test(a_long_list_comes_in_parts),
         cmocka_unit_test(callers_may_know_fewer_fields),

@@ -156,25 +156,47 @@ static void entries_are_written_with_their_last_token(void **state) {
     push_scene_finish(&v);
 }
 
-/* An entry that is said to be ready has its new value; one whose last token is not ready has the old one there. */
 static void an_entry_is_not_written_before_its_last_token(void **state) {
     (void)state;
     push_scene v;
     push_scene_open(&v, latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}), ONE("P"),
                     ONE("D"), NULL);
-    world_fill(&v.w, &v.w.p, &v.given, 9); /* not computed yet */
-    world_fill(&v.w, &v.w.d, &v.wanted, 9);
+    world_fill(&v.w, &v.w.d, &v.wanted, 9); /* what was there before */
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
     ready(&v, 0, 43, 1);
     world_run_for(&v.w, 50 * MS);
-    world_fill(&v.w, &v.w.p, &v.given, 2); /* entry 10 and those after it arrive with this */
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 9), 10); /* 10 entries have come, */
+    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 15); /* and the others have not */
     ready(&v, 43, TOKENS, 1);
-    world_all_done(&v.w, &v.w.d, v.expects);
-    world_all_done(&v.w, &v.w.p, v.pushes);
-    assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 10);
-    world_quiet(&v.w);
-    world_close(&v.w);
+    push_scene_finish(&v);
+}
+
+/* A block has 4 entries of 4 tokens: a chunk brings the blocks of the entries that it completes. */
+static void chunks_bring_the_blocks_of_their_entries(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}), ONE("P"),
+                    ONE("D"), NULL);
+    const kvf_block_table whole = v.given.groups[0].table;
+    const kvf_block_table few = {whole.ids, 2, 0}, first = {whole.ids, 3, 0}, rest = {whole.ids + 3, 4, 3};
+    kvf_push_chunk chunk = *CHUNK(0, 43, 1);
+    v.given.groups[0].table = (kvf_block_table){0};
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    chunk.table_count = 1;
+    chunk.tables = &few;
+    assert_fails(kvf_agent_push_ready(v.w.p.agents[0], v.pushes[0], &chunk), KVF_E_RANGE, "[0, 10)",
+                 "[0, 3)");
+    chunk.tables = &first;
+    assert_ok(kvf_agent_push_ready(v.w.p.agents[0], v.pushes[0], &chunk));
+    assert_fails(kvf_agent_push_ready(v.w.p.agents[0], v.pushes[0], CHUNK(43, TOKENS, 1)), KVF_E_RANGE,
+                 "[10, 25)", "[2, 7)");
+    chunk = *CHUNK(43, TOKENS, 1);
+    chunk.tables = &rest;
+    chunk.table_count = 1;
+    assert_ok(kvf_agent_push_ready(v.w.p.agents[0], v.pushes[0], &chunk));
+    push_scene_finish(&v);
 }
 
 /* A request of states alone is one token long. */
@@ -513,6 +535,7 @@ int main(void) {
         cmocka_unit_test(states_are_written_with_the_last_chunk),
         cmocka_unit_test(entries_are_written_with_their_last_token),
         cmocka_unit_test(an_entry_is_not_written_before_its_last_token),
+        cmocka_unit_test(chunks_bring_the_blocks_of_their_entries),
         cmocka_unit_test(states_alone_are_one_chunk),
         cmocka_unit_test(latents_are_written_by_one_replica),
         cmocka_unit_test(of_a_group_that_is_not_wanted_the_producer_need_not_have_anything),

@@ -103,6 +103,27 @@ static void the_kind_of_transport_decides_the_way(void **state) {
     free_pair(&engines);
 }
 
+/* 1000 tokens are 250 entries of 4, in 16 blocks here, and 31 of 32, in 16 blocks too; and 24 tokens of a window. */
+static void entries_are_counted_by_the_tokens_they_stand_for(void **state) {
+    (void)state;
+    const kvf_engine_spec spec = {.struct_size = sizeof spec,
+                                  .all = {.tokens_per_block = 64, .block_count = 64, .order = "L|BPNH"}};
+    const kvf_engine_spec other = {.struct_size = sizeof other,
+                                   .all = {.tokens_per_block = 128, .block_count = 64, .order = "L|BPNH"}};
+    const pair engines = pair_of(compressed(), &spec, &other);
+    kvf_plan *plan = plan_of(&engines, 0);
+    kvf_way_prediction found = {.struct_size = sizeof found};
+    kvf_prediction direct = {.struct_size = sizeof direct};
+    assert_ok(kvf_way_predict(plan, 0, 1000, "inproc", &found));
+    assert_ok(kvf_plan_predict(plan, 0, 1000, NULL, &direct));
+    const uint64_t bytes = 24 * 3 * 8 + 250 * 2 * (8 + 4) + 31 * 8;
+    assert_int_equal(found.bytes, bytes);
+    assert_int_equal(direct.bytes, bytes);
+    assert_int_equal(found.pieces, 3 + 2 * 2 * 16 + 16);
+    kvf_plan_free(plan);
+    free_pair(&engines);
+}
+
 /* If the two sides cut their keys differently, each run is one element, and the packed way transposes them; if both
  * keep their cells in the same way, lists of runs leave nothing to pack. */
 static void keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too(void **state) {
@@ -585,6 +606,7 @@ int main(void) {
         cmocka_unit_test(one_transfer_that_was_disturbed_moves_little),
         cmocka_unit_test(transfers_are_predicted_from_those_like_them),
         cmocka_unit_test(the_kind_of_transport_decides_the_way),
+        cmocka_unit_test(entries_are_counted_by_the_tokens_they_stand_for),
         cmocka_unit_test(keys_that_are_cut_unlike_go_packed_by_lists_of_runs_too),
         cmocka_unit_test(memory_of_another_sort_has_prices_of_its_own),
         cmocka_unit_test(costs_that_cannot_be_measured_stay_as_they_were),

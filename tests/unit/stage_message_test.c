@@ -181,6 +181,15 @@ static void the_sum_of_a_model_is_over_these_bytes(void **state) {
     }
 }
 
+static void models_of_other_entries_have_other_sums(void **state) {
+    (void)state;
+    kvf_model *fours = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}),
+              *twos = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2});
+    assert_true(kvf_stage_model_sum(fours) != kvf_stage_model_sum(twos));
+    kvf_model_free(fours);
+    kvf_model_free(twos);
+}
+
 /* ---- there and back --------------------------------------------------------------------------- */
 
 static void every_message_is_read_as_it_was_written(void **state) {
@@ -346,6 +355,7 @@ int main(void) {
         cmocka_unit_test(an_end_is_these_bytes),
         cmocka_unit_test(an_opening_is_these_bytes),
         cmocka_unit_test(the_sum_of_a_model_is_over_these_bytes),
+        cmocka_unit_test(models_of_other_entries_have_other_sums),
         cmocka_unit_test(every_message_is_read_as_it_was_written),
         cmocka_unit_test(an_opening_reads_as_it_was_written),
         cmocka_unit_test(a_sentence_ends_with_a_zero_byte),
