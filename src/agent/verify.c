@@ -81,8 +81,8 @@ static void wrong_cell(struct kvf_check *check, const kvf_plan_cut *cut) {
         KVF_E_MISMATCH,
         "wrong bytes: group %s, layer %u, part %s, %s %llu, unit %u do not have the checksum of rank %u",
         group->name, group->layers[check->suspect_layers.begin], group->parts[cut->part].name,
-        group->kind == KVF_GROUP_TOKENS ? "token" : "state", (unsigned long long)check->begin,
-        check->suspect_units.begin, check->source->target->rank);
+        kvf_group_step_word(group), (unsigned long long)check->begin, check->suspect_units.begin,
+        check->source->target->rank);
     ticket->base.agent->stats.checksums_wrong++;
     fail(check, KVF_E_MISMATCH);
 }

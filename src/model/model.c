@@ -28,6 +28,12 @@ const char *kvf_group_kind_name(kvf_group_kind kind) {
     return kind == KVF_GROUP_TOKENS ? "tokens" : kind == KVF_GROUP_STATE ? "state" : "unknown";
 }
 
+const char *kvf_group_step_word(const kvf_group_desc *group) {
+    if (group->kind == KVF_GROUP_STATE)
+        return "state";
+    return group->tokens_per_step > 1 ? "entry" : "token";
+}
+
 /* ---- checks ---------------------------------------------------------------------------------- */
 
 static kvf_status check_name(const char *name) {

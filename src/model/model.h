@@ -49,6 +49,9 @@ static inline uint64_t kvf_group_token_count(const kvf_group_desc *group, uint64
     return kvf_mul(steps, group->tokens_per_step, &tokens) ? tokens : UINT64_MAX;
 }
 
+/** The word for a step of a group: "token", "entry" or "state". */
+const char *kvf_group_step_word(const kvf_group_desc *group);
+
 /** "tokens" or "state". */
 const char *kvf_group_kind_name(kvf_group_kind kind);
 

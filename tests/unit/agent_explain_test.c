@@ -214,6 +214,21 @@ static void ranks_that_would_take_too_many_lines_are_counted(void **state) {
     world_close(&w);
 }
 
+/* Entries of 4 tokens are shared by 8, and those of 32 one by one. */
+static void shares_are_told_in_tokens(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, compressed(),
+                     ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .dcp_width = 32,
+                            .all = {.tokens_per_block = 32, .block_count = 64}),
+                     ENGINE(.name = "D", .all = {.tokens_per_block = 64, .block_count = 64}), NULL);
+    connect_to(&w, w.d.agents[0], &w.p.contact);
+    const char *text = explain(w.d.agents[0], "P", KVF_LOG_DEBUG);
+    has(text, "csa latent indexer, layers 0-2 by 2, tokens 1 mod 2 by 32");
+    has(text, "hca latent, layer 1, tokens 1 mod 2 by 32");
+    world_close(&w);
+}
+
 /* ---- when it is logged ---------------------------------------------------------------------- */
 
 static void pull_some(world *w, const char *id, uint32_t first) {
@@ -413,6 +428,7 @@ static void an_agent_that_cannot_explain_says_that_memory_is_missing(void **stat
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_meeting_says_who_reads_what_from_whom),
+        cmocka_unit_test(shares_are_told_in_tokens),
         cmocka_unit_test(each_line_of_a_text_is_a_line_of_the_log),
         cmocka_unit_test(ranks_that_are_not_read_are_told),
         cmocka_unit_test(a_single_rank_that_is_not_read_is_named),

@@ -175,6 +175,31 @@ static void a_wrong_cell_is_found_at_the_rank_that_keeps_its_token(void **state)
     }
 }
 
+/* Both sides share the tokens, by 32 and by 64: entries of 4 by 8 and by 16. */
+static void a_wrong_entry_is_named(void **state) {
+    (void)state;
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        scene s;
+        set_up_for(&s, compressed(),
+                   ENGINE(.name = "P", .tp_size = 2, .dcp_size = 2, .dcp_width = 32,
+                          .all = {.tokens_per_block = 32, .block_count = 64}),
+                   ENGINE(.name = "D", .tp_size = 2, .dcp_size = 2, .dcp_width = 64,
+                          .all = {.tokens_per_block = 64, .block_count = 64}),
+                   160);
+        stop_before_checking(&s, false);
+        flip(&s, rank, 1, 1, 1, 12, 0, 0); /* the 13th entry that the rank keeps: 4 of its second 8 */
+        letters_deliver();
+        const uint32_t reader = 1; /* of entries 16 to 31 */
+        const world_outcome *failed =
+            world_failed(&s.w, s.w.d.agents[reader], s.ours[reader], KVF_E_MISMATCH);
+        if (!strstr(failed->detail, rank == 0 ? "part indexer, entry 20, " : "part indexer, entry 28, ") ||
+            !strstr(failed->detail, "group csa, layer 2"))
+            fail_msg("%s", failed->detail);
+        letters_end();
+        world_close(&s.w);
+    }
+}
+
 static void a_wrong_state_is_named(void **state) {
     (void)state;
     for (int push = 0; push < 2; push++) {
@@ -291,6 +316,7 @@ int main(void) {
         cmocka_unit_test(the_first_wrong_cell_is_named),
         cmocka_unit_test(a_wrong_cell_far_on_is_named),
         cmocka_unit_test(a_wrong_cell_is_found_at_the_rank_that_keeps_its_token),
+        cmocka_unit_test(a_wrong_entry_is_named),
         cmocka_unit_test(a_wrong_state_is_named),
         cmocka_unit_test(cells_that_are_not_wanted_are_not_checked),
         cmocka_unit_test(questions_that_get_lost_are_asked_again),
