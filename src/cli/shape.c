@@ -75,7 +75,8 @@ void print_shape_help(void) {
            "  share-pages=yes    all groups keep their blocks in the same memory: an entry\n"
            "                     of a block table is a block of any group, and pages are as\n"
            "                     large as the largest group needs (no)\n"
-           "  block=N            tokens of a logical block (16)\n"
+           "  block=N            tokens of a logical block (16), in groups whose entries hold\n"
+           "                     several tokens the next number of whole entries\n"
            "  kernel=N           kernel blocks of a logical block (1)\n"
            "  blocks=N           logical blocks of the cache (chosen)\n"
            "  page, page-align   bytes of a page; a number that they are rounded up to a\n"
@@ -259,7 +260,14 @@ static int read_dtype(engine_shape *shape, const shape_setting *setting, kvf_dty
     return usage_error("--%s: dtype is \"%s\"; allowed: f32, f16 and bf16", shape->side, setting->value);
 }
 
-static int read_group_key(engine_shape *shape, const shape_setting *setting, uint32_t group) {
+/* The tokens of a block of a group if `tokens` are said of all groups: the next multiple that is whole entries. */
+static uint32_t whole_entries(const kvf_group_desc *group, uint32_t tokens) {
+    const uint32_t rest = tokens % group->tokens_per_step, missing = rest ? group->tokens_per_step - rest : 0;
+    return missing > UINT32_MAX - tokens ? tokens : tokens + missing;
+}
+
+static int read_group_key(engine_shape *shape, const kvf_group_desc *desc, const shape_setting *setting,
+                          uint32_t group) {
     kvf_group_spec *spec = &shape->groups[group];
     uint64_t number = 0;
     int result = EXIT_DONE;
@@ -267,7 +275,7 @@ static int read_group_key(engine_shape *shape, const shape_setting *setting, uin
         result = read_order(shape, setting->value, &spec->order);
     } else if (strcmp(setting->key, "block") == 0) {
         result = read_number(shape, setting, UINT32_MAX, &number);
-        spec->tokens_per_block = (uint32_t)number;
+        spec->tokens_per_block = setting->group ? (uint32_t)number : whole_entries(desc, (uint32_t)number);
     } else if (strcmp(setting->key, "kernel") == 0) {
         result = read_number(shape, setting, UINT32_MAX, &number);
         spec->kernel_blocks_per_block = (uint32_t)number;
@@ -287,12 +295,6 @@ static int read_group_key(engine_shape *shape, const shape_setting *setting, uin
                              setting->key, setting->group);
     }
     return result;
-}
-
-/* Tokens of a block of a token group if no setting says it: the library's default. */
-static uint32_t usual_tokens(const kvf_group_desc *group) {
-    const uint32_t step = group->tokens_per_step;
-    return step >= 16 ? step : (16 + step - 1) / step * step;
 }
 
 /* How closely a setting names a group: 0 not at all, 1 all token groups, 2 all state groups, 3 this group. */
@@ -383,7 +385,7 @@ static int apply(engine_shape *shape, const kvf_model *model) {
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         bool is_state = group->kind == KVF_GROUP_STATE;
-        shape->groups[g] = (kvf_group_spec){.tokens_per_block = is_state ? 1 : usual_tokens(group),
+        shape->groups[g] = (kvf_group_spec){.tokens_per_block = is_state ? 1 : whole_entries(group, 16),
                                             .kernel_blocks_per_block = 1,
                                             .order = orders[is_state ? ORDER_DS : ORDER_NHD].order};
         for (int close = 1; close <= 3; close++)
@@ -391,7 +393,7 @@ static int apply(engine_shape *shape, const kvf_model *model) {
                 const shape_setting *setting = &shape->settings[i];
                 if (engine_wide[i] || closeness(setting, group) != close)
                     continue;
-                int result = read_group_key(shape, setting, g);
+                int result = read_group_key(shape, group, setting, g);
                 if (result)
                     return result;
             }

@@ -11,7 +11,7 @@ moves() { # moves MODEL PREFILL_RANKS DECODE_RANKS
 }
 
 for model in nemotron-3-nano-30b qwen3-next-80b-a3b granite-4.0-h-small jamba-1.5-mini kimi-linear-48b-a3b \
-    gemma-4-26b-a4b deepseek-v3.2; do
+    gemma-4-26b-a4b deepseek-v3.2 deepseek-v4-flash; do
     moves "$model" 2 4
     moves "$model" 4 2
     moves "$model" 3 2

@@ -20,6 +20,12 @@ moves "layers with different heads and head sizes" --memory-limit 512m --tokens 
     --model gemma-4-26b-a4b --prefill tp=4 --decode tp=2,block=24,order=hnd
 moves "keys wider than values, and more KV heads in layers with a window" --memory-limit 512m --tokens 150 \
     --model mimo-v2-flash --prefill tp=4,order=packed-nhd --decode tp=2,block=24,swa.block=8,order=hnd
+moves "entries for 4 and for 128 tokens, their indexers, and what is yet to be compressed" \
+    --memory-limit 1g --tokens 700 --model deepseek-v4-flash \
+    --prefill tp=2,block=256,swa.block=64,csa.state.block=4,hca.state.block=8 \
+    --decode tp=1,block=512,swa.block=64,csa.state.block=8,hca.state.block=16,order=hnd
+moves "entries whose tokens are shared by ranks" --memory-limit 2g --tokens 700 --model deepseek-v4-flash \
+    --prefill tp=2,dcp=2,dcp-width=128,csa.block=256 --decode tp=1,block=24
 moves "chunked layers" --memory-limit 256m --tokens 100 \
     --model llama-4-scout --prefill tp=4 --decode tp=2,block=24
 moves "fp8 with a scale for each token and head" --memory-limit 256m --tokens 100 \

@@ -8,7 +8,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$output" "$errors" "$folder"' EXIT
 
 # The groups that the command writes for a model are read as that model again.
-for model in llama-3.1-8b deepseek-v3.2 gemma-3-27b nemotron-3-nano-30b; do
+for model in llama-3.1-8b deepseek-v3.2 deepseek-v4-flash gemma-3-27b nemotron-3-nano-30b; do
     "$KVFERRY" models --model "$model" --json "$folder/$model.json" >"$folder/before"
     run models --groups "$folder/$model.json" --json "$folder/again.json"
     if [ "$code" -eq 0 ] && cmp -s "$output" "$folder/before" && cmp -s "$folder/$model.json" "$folder/again.json"; then

@@ -92,41 +92,57 @@ typedef struct expected_group {
     uint32_t step_bytes;
     uint32_t window_tokens;
     uint32_t chunk_tokens;
+    uint32_t tokens_per_step;
 } expected_group;
 
 static const struct {
     const char *name;
     uint32_t layers;
-    expected_group groups[2];
+    expected_group groups[5];
 } shipped[] = {
     /* 2 x 8 heads x 128 x 2 bytes = 4096 a layer: 128 KiB and 320 KiB a token */
-    {"llama-3.1-8b", 32, {{"full", 32, 131072 / 32, 0, 0}}},
-    {"llama-3.1-70b", 80, {{"full", 80, 327680 / 80, 0, 0}}},
-    {"qwen3-32b", 64, {{"full", 64, 262144 / 64, 0, 0}}},
-    {"mistral-7b-v0.1", 32, {{"swa", 32, 4096, 4096, 0}}},
+    {"llama-3.1-8b", 32, {{"full", 32, 131072 / 32, 0, 0, 1}}},
+    {"llama-3.1-70b", 80, {{"full", 80, 327680 / 80, 0, 0, 1}}},
+    {"qwen3-32b", 64, {{"full", 64, 262144 / 64, 0, 0, 1}}},
+    {"mistral-7b-v0.1", 32, {{"swa", 32, 4096, 4096, 0, 1}}},
     /* every 6th of 62 layers is full */
-    {"gemma-3-27b", 62, {{"full", 10, 2 * 16 * 128 * 2, 0, 0}, {"swa", 52, 2 * 16 * 128 * 2, 1024, 0}}},
-    {"gemma-4-26b-a4b", 30, {{"full", 5, 2 * 2 * 512 * 2, 0, 0}, {"swa", 25, 2 * 8 * 256 * 2, 1024, 0}}},
-    {"gemma-4-31b", 60, {{"full", 10, 2 * 4 * 512 * 2, 0, 0}, {"swa", 50, 2 * 16 * 256 * 2, 1024, 0}}},
-    {"gpt-oss-120b", 36, {{"full", 18, 2 * 8 * 64 * 2, 0, 0}, {"swa", 18, 2 * 8 * 64 * 2, 128, 0}}},
+    {"gemma-3-27b", 62, {{"full", 10, 2 * 16 * 128 * 2, 0, 0, 1}, {"swa", 52, 2 * 16 * 128 * 2, 1024, 0, 1}}},
+    {"gemma-4-26b-a4b",
+     30,
+     {{"full", 5, 2 * 2 * 512 * 2, 0, 0, 1}, {"swa", 25, 2 * 8 * 256 * 2, 1024, 0, 1}}},
+    {"gemma-4-31b", 60, {{"full", 10, 2 * 4 * 512 * 2, 0, 0, 1}, {"swa", 50, 2 * 16 * 256 * 2, 1024, 0, 1}}},
+    {"gpt-oss-120b", 36, {{"full", 18, 2 * 8 * 64 * 2, 0, 0, 1}, {"swa", 18, 2 * 8 * 64 * 2, 128, 0, 1}}},
     /* keys of 192 and values of 128 elements; full in the first and in every 6th layer */
-    {"mimo-v2-flash", 48, {{"full", 9, 4 * 320 * 2, 0, 0}, {"swa", 39, 8 * 320 * 2, 128, 0}}},
-    {"llama-4-scout", 48, {{"full", 12, 4096, 0, 0}, {"chunked", 36, 4096, 0, 8192}}},
+    {"mimo-v2-flash", 48, {{"full", 9, 4 * 320 * 2, 0, 0, 1}, {"swa", 39, 8 * 320 * 2, 128, 0, 1}}},
+    {"llama-4-scout", 48, {{"full", 12, 4096, 0, 0, 1}, {"chunked", 36, 4096, 0, 8192, 1}}},
     /* a latent of 512 + 64; the indexer adds 128 bytes and a 4-byte scale */
-    {"deepseek-v3", 61, {{"mla", 61, 576 * 2, 0, 0}}},
-    {"deepseek-v3.2", 61, {{"mla", 61, 576 * 2 + 132, 0, 0}}},
+    {"deepseek-v3", 61, {{"mla", 61, 576 * 2, 0, 0, 1}}},
+    {"deepseek-v3.2", 61, {{"mla", 61, 576 * 2 + 132, 0, 0, 1}}},
+    /* latents of 512 elements, of tokens and of entries; compressors' states of 2 x 2 x (512 + 128) and 2 x 512 in single
+     * precision */
+    {"deepseek-v4-flash",
+     43,
+     {{"swa", 43, 1024, 128, 0, 1},
+      {"csa", 21, 1024 + 132, 0, 0, 4},
+      {"csa.state", 21, 4 * 640 * 4, 8, 0, 1},
+      {"hca", 20, 1024, 0, 0, 128},
+      {"hca.state", 20, 2 * 512 * 4, 128, 0, 1}}},
     /* conv: (64 x 64 + 2 x 8 x 128) channels x 3 rows x 2 bytes; state: 64 x 64 x 128 in single precision */
-    {"nemotron-3-nano-30b", 52, {{"full", 6, 2 * 2 * 128 * 2, 0, 0}, {"ssm", 23, 36864 + 2097152, 0, 0}}},
+    {"nemotron-3-nano-30b",
+     52,
+     {{"full", 6, 2 * 2 * 128 * 2, 0, 0, 1}, {"ssm", 23, 36864 + 2097152, 0, 0, 1}}},
     /* conv: (256 x 64 + 2 x 8 x 256) x 3 x 2; state: 256 x 64 x 256 in single precision, the family's default */
-    {"nemotron-h-56b", 118, {{"full", 10, 4096, 0, 0}, {"ssm", 54, 122880 + 16777216, 0, 0}}},
+    {"nemotron-h-56b", 118, {{"full", 10, 4096, 0, 0, 1}, {"ssm", 54, 122880 + 16777216, 0, 0, 1}}},
     /* conv: (8192 + 2 x 128) x 3 x 2; state: 128 x 64 x 128 x 2 */
-    {"granite-4.0-h-small", 40, {{"full", 4, 4096, 0, 0}, {"ssm", 36, 50688 + 2097152, 0, 0}}},
+    {"granite-4.0-h-small", 40, {{"full", 4, 4096, 0, 0, 1}, {"ssm", 36, 50688 + 2097152, 0, 0, 1}}},
     /* conv: 8192 x 3 x 2; state: 8192 x 16 x 2 */
-    {"jamba-1.5-mini", 32, {{"full", 4, 4096, 0, 0}, {"ssm", 28, 49152 + 262144, 0, 0}}},
+    {"jamba-1.5-mini", 32, {{"full", 4, 4096, 0, 0, 1}, {"ssm", 28, 49152 + 262144, 0, 0, 1}}},
     /* conv: (2 x 16 x 128 + 32 x 128) x 3 x 2; state: 32 x 128 x 128 x 2 */
-    {"qwen3-next-80b-a3b", 48, {{"full", 12, 2 * 2 * 256 * 2, 0, 0}, {"gdn", 36, 49152 + 1048576, 0, 0}}},
+    {"qwen3-next-80b-a3b",
+     48,
+     {{"full", 12, 2 * 2 * 256 * 2, 0, 0, 1}, {"gdn", 36, 49152 + 1048576, 0, 0, 1}}},
     /* conv: 3 x 32 x 128 x 3 x 2; state: 32 x 128 x 128 in single precision */
-    {"kimi-linear-48b-a3b", 27, {{"mla", 7, 1152, 0, 0}, {"kda", 20, 73728 + 2097152, 0, 0}}},
+    {"kimi-linear-48b-a3b", 27, {{"mla", 7, 1152, 0, 0, 1}, {"kda", 20, 73728 + 2097152, 0, 0, 1}}},
 };
 
 static void every_shipped_model_has_its_published_cache_sizes(void **state) {
@@ -136,7 +152,10 @@ static void every_shipped_model_has_its_published_cache_sizes(void **state) {
         if (kvf_model_load(shipped[i].name, NULL, &model) != KVF_OK)
             fail_msg("%s: %s", shipped[i].name, kvf_error_detail());
         assert_int_equal(kvf_model_layer_count(model), shipped[i].layers);
-        uint32_t groups = shipped[i].groups[1].name ? 2 : 1;
+        uint32_t groups = 0;
+        while (groups < sizeof shipped[i].groups / sizeof shipped[i].groups[0] &&
+               shipped[i].groups[groups].name)
+            groups++;
         assert_int_equal(kvf_model_group_count(model), groups);
         for (uint32_t g = 0; g < groups; g++) {
             const expected_group *expected = &shipped[i].groups[g];
@@ -146,6 +165,7 @@ static void every_shipped_model_has_its_published_cache_sizes(void **state) {
             assert_int_equal(kvf_group_step_bytes(group), expected->step_bytes);
             assert_int_equal(group->window_tokens, expected->window_tokens);
             assert_int_equal(group->chunk_tokens, expected->chunk_tokens);
+            assert_int_equal(group->tokens_per_step, expected->tokens_per_step);
         }
         kvf_model_free(model);
     }

@@ -4,27 +4,50 @@
 
 #include "pattern.h"
 
-/* The offset of the first row of a step. The step's position among the tokens of this rank gives block and row. */
-static uint64_t step_offset(const kvf_group_shard_desc *held, const kvf_placement *placement,
+/* Which steps of a group a rank keeps, and how many are in a block. */
+typedef struct held_steps {
+    kvf_token_share share;
+    uint32_t in_block, in_kernel_block, kernel_blocks;
+} held_steps;
+
+uint32_t steps_in_block(const kvf_shard *shard, uint32_t group) {
+    return kvf_shard_get(shard)->groups[group].tokens_per_block /
+           kvf_model_group(kvf_shard_model(shard), group)->tokens_per_step;
+}
+
+static held_steps steps_held(const kvf_shard *shard, uint32_t group) {
+    const kvf_group_shard_desc *held = &kvf_shard_get(shard)->groups[group];
+    const uint32_t in_block = steps_in_block(shard, group);
+    held_steps out = {held->tokens, in_block, in_block / held->kernel_blocks_per_block,
+                      held->kernel_blocks_per_block};
+    if (out.share.count > 1)
+        out.share.width /= kvf_model_group(kvf_shard_model(shard), group)->tokens_per_step;
+    return out;
+}
+
+static bool is_kept(const held_steps *held, uint64_t step) {
+    return step / held->share.width % held->share.count == held->share.index;
+}
+
+/* The place of a step among those that the rank keeps. */
+static uint64_t position_of(const held_steps *held, uint64_t step) {
+    uint64_t period = (uint64_t)held->share.count * held->share.width;
+    return step / period * held->share.width + step % held->share.width;
+}
+
+/* The offset of the first row of a step. */
+static uint64_t step_offset(const held_steps *held, const kvf_placement *placement,
                             const kvf_block_table *table, uint64_t step, uint32_t rows_per_step) {
-    uint64_t period = (uint64_t)held->tokens.count * held->tokens.width;
-    uint64_t position = step / period * held->tokens.width + step % held->tokens.width;
-    uint32_t logical = table->ids[position / held->tokens_per_block - table->first_block];
-    uint32_t kernel_tokens = held->tokens_per_block / held->kernel_blocks_per_block;
-    uint64_t in_block = position % held->tokens_per_block;
-    uint64_t kernel = (uint64_t)logical * held->kernel_blocks_per_block + in_block / kernel_tokens;
+    uint64_t position = position_of(held, step);
+    uint32_t logical = table->ids[position / held->in_block - table->first_block];
+    uint64_t in_block = position % held->in_block;
+    uint64_t kernel = (uint64_t)logical * held->kernel_blocks + in_block / held->in_kernel_block;
     return placement->offset + kernel * placement->block_stride +
-           in_block % kernel_tokens * rows_per_step * placement->row_stride;
+           in_block % held->in_kernel_block * rows_per_step * placement->row_stride;
 }
 
-static bool is_kept(const kvf_token_share *tokens, uint64_t step) {
-    return step / tokens->width % tokens->count == tokens->index;
-}
-
-static bool has_block(const kvf_group_shard_desc *held, const kvf_block_table *table, uint64_t step) {
-    uint64_t period = (uint64_t)held->tokens.count * held->tokens.width;
-    uint64_t position = step / period * held->tokens.width + step % held->tokens.width;
-    uint64_t block = position / held->tokens_per_block;
+static bool has_block(const held_steps *held, const kvf_block_table *table, uint64_t step) {
+    uint64_t block = position_of(held, step) / held->in_block;
     return block >= table->first_block && block - table->first_block < table->count &&
            table->ids[block - table->first_block] != KVF_NO_BLOCK;
 }
@@ -74,7 +97,7 @@ bool cell_has(const kvf_placement *placement, uint64_t bytes, uint64_t first, ui
 /* A walk inside one layer and part. */
 typedef struct part_walk {
     const cell_memory *memory;
-    const kvf_group_shard_desc *held;
+    held_steps held;
     const kvf_placement *placement;
     const kvf_block_table *table;
     uint64_t begin, end; /* steps */
@@ -99,10 +122,10 @@ static bool visit_cell(const part_walk *walk, logical_cell *at, uint8_t *address
 static bool visit_part(const part_walk *walk, logical_cell *at, cell_visitor visit, void *context) {
     uint8_t *region = walk->memory->regions[walk->placement->region];
     for (uint64_t step = walk->begin; step < walk->end; step++) {
-        if (!is_kept(&walk->held->tokens, step))
+        if (!is_kept(&walk->held, step))
             continue;
         uint8_t *first =
-            region + step_offset(walk->held, walk->placement, walk->table, step, walk->rows_per_step);
+            region + step_offset(&walk->held, walk->placement, walk->table, step, walk->rows_per_step);
         for (uint32_t row = 0; row < walk->rows_per_step; row++) {
             uint8_t *address = first + row * walk->placement->row_stride;
             at->row = step * walk->rows_per_step + row;
@@ -140,7 +163,7 @@ bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, co
                     at.sent = kvf_model_group(memory->sent, at.group)->parts[at.part].dtype;
                 part_walk walk = {
                     .memory = memory,
-                    .held = held,
+                    .held = steps_held(memory->shard, at.group),
                     .placement = kvf_shard_placement(memory->shard, at.group, layer, at.part),
                     .table = side == CELLS_OF_DECODE ? &wanted->local : &wanted->remote,
                     .begin = begin,
@@ -160,15 +183,16 @@ bool cells_visit(const cell_memory *memory, cell_side side, uint32_t request, co
 uint8_t *cell_byte(const cell_memory *memory, const kvf_block_table *table, uint32_t group, uint32_t layer,
                    uint32_t part, uint64_t row, uint32_t unit, uint64_t byte) {
     const kvf_group_shard_desc *held = &kvf_shard_get(memory->shard)->groups[group];
+    const held_steps steps = steps_held(memory->shard, group);
     const kvf_placement *placement = kvf_shard_placement(memory->shard, group, layer, part);
     const kvf_part_desc *desc = &kvf_model_group(kvf_shard_model(memory->shard), group)->parts[part];
     uint32_t rows_per_step = desc->rows_per_step;
     uint64_t step = row / rows_per_step;
     kvf_range units = held->parts[part].units;
-    if (!placement || unit < units.begin || unit >= units.end || !is_kept(&held->tokens, step) ||
-        !has_block(held, table, step))
+    if (!placement || unit < units.begin || unit >= units.end || !is_kept(&steps, step) ||
+        !has_block(&steps, table, step))
         return NULL;
-    return memory->regions[placement->region] + step_offset(held, placement, table, step, rows_per_step) +
+    return memory->regions[placement->region] + step_offset(&steps, placement, table, step, rows_per_step) +
            row % rows_per_step * placement->row_stride + (unit - units.begin) * placement->unit_stride +
            byte_offset(placement, kvf_part_cell_bytes(desc), byte);
 }

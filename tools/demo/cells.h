@@ -16,7 +16,7 @@ typedef struct logical_cell {
     uint32_t group;
     uint32_t layer; /* of the model */
     uint32_t part;
-    uint64_t row; /* token * rows_per_step + row of the step */
+    uint64_t row; /* step * rows_per_step + row of the step */
     uint32_t unit;
     uint32_t key; /* see pattern.h */
 } logical_cell;
@@ -32,6 +32,9 @@ typedef struct cell_memory {
     const kvf_model *sent; /* as whose elements its cells were sent; NULL: as its own */
     uint8_t *aside;        /* room for one cell, see cells_room() */
 } cell_memory;
+
+/** How many steps a logical block of a group holds. */
+uint32_t steps_in_block(const kvf_shard *shard, uint32_t group);
 
 /** Bytes of the largest cell of a shard, for cell_memory.aside. */
 size_t cells_room(const kvf_shard *shard);

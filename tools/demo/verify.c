@@ -75,7 +75,7 @@ static void describe_wrong_cell(const verification *v, const logical_cell *at) {
         found[i] = at->address[first + i];
     }
     uint32_t in_byte = bits < 8 ? element % (8 / bits) : 0;
-    const char *row = group->kind == KVF_GROUP_STATE ? "row" : "token";
+    const char *row = group->kind == KVF_GROUP_STATE ? "row" : group->tokens_per_step > 1 ? "entry" : "token";
     (void)snprintf(
         v->out->text, sizeof v->out->text,
         "decode rank %u: request %u, layer %u, part %s, %s %llu, %s %u, element %u: expected %s, found "
@@ -111,7 +111,8 @@ static bool find_in_part(const live_rank *of, uint32_t group, uint32_t layer, ui
     const kvf_group_shard_desc *held = &kvf_shard_get(of->shard)->groups[group];
     const kvf_placement *at = kvf_shard_placement(of->shard, group, layer, part);
     kvf_range units = held->parts[part].units;
-    uint64_t rows = (uint64_t)held->tokens_per_block / held->kernel_blocks_per_block * desc->rows_per_step;
+    uint64_t rows =
+        (uint64_t)steps_in_block(of->shard, group) / held->kernel_blocks_per_block * desc->rows_per_step;
     uint64_t blocks = held->block_count * held->kernel_blocks_per_block;
     for (*block = 0; *block < blocks; ++*block)
         for (out->row = 0; out->row < rows; out->row++)

@@ -54,7 +54,8 @@ static prompt prompt_of(const chooser *c, uint32_t request) {
 static kvf_group_request steps_of(const kvf_group_desc *group, prompt of) {
     if (group->kind == KVF_GROUP_STATE)
         return (kvf_group_request){.begin = 0, .end = 1};
-    return (kvf_group_request){.begin = of.hit, .end = of.tokens};
+    return (kvf_group_request){.begin = kvf_group_step_count(group, of.hit),
+                               .end = kvf_group_step_count(group, of.tokens)};
 }
 
 static bool is_here(const engine_shape *shape) {
@@ -71,10 +72,11 @@ static block_range blocks_of(const engine_shape *shape, const kvf_model *model, 
                              uint64_t first, uint64_t last) {
     if (!is_here(shape))
         return (block_range){0};
-    bool is_state = kvf_model_group(model, group)->kind == KVF_GROUP_STATE;
-    uint64_t count = is_state ? 1 : shape->dcp, width = count > 1 ? shape->dcp_width : 1;
-    uint64_t block = shape->groups[group].tokens_per_block;
-    /* The rank with the last share has the fewest tokens before `first`, the rank with the first share the most. */
+    const kvf_group_desc *desc = kvf_model_group(model, group);
+    uint64_t count = desc->kind == KVF_GROUP_STATE ? 1 : shape->dcp;
+    uint64_t width = count > 1 ? shape->dcp_width / desc->tokens_per_step : 1; /* in steps */
+    uint64_t block = shape->groups[group].tokens_per_block / desc->tokens_per_step;
+    /* The rank with the last share has the fewest steps before `first`, the rank with the first share the most. */
     uint64_t begin = first / (width * count) * width;
     uint64_t rest = last % (width * count);
     uint64_t end = last / (width * count) * width + (rest < width ? rest : width);
