@@ -184,14 +184,15 @@ class Compressed(unittest.TestCase):
         latent = {**ONE_LATENT, "block_size": 64, "head_size": 512}
         with self.assertRaisesRegex(UnsupportedError, "one is of 1/2; allowed: one for each token, or"):
             with_spec(MLAAttentionSpec(**latent, dtype=torch.bfloat16, tokens_per_state=Fraction(1, 2)))
-        with self.assertRaisesRegex(UnsupportedError, "600 bytes an entry, 600 bytes apart; allowed: 576 . 8"):
+        # As DeepSeek V4.1 packs entries into NVFP4.
+        with self.assertRaisesRegex(UnsupportedError, "into 288 bytes, 288 bytes apart; allowed: 576 . 8"):
             with_spec(
                 MLAAttentionSpec(
                     **latent,
                     dtype=torch.uint8,
-                    cache_dtype_str=PACKED,
+                    cache_dtype_str="nvfp4_ds_mla",
                     model_version="deepseek_v4",
-                    state_content_bytes=600,
+                    state_content_bytes=288,
                 )
             )
         with self.assertRaisesRegex(UnsupportedError, "window again after each prefix hit"):

@@ -58,8 +58,8 @@ class GroupGeometry:
     tokens_per_step: int = 1
 
     @property
-    def tokens_per_entry(self) -> int:
-        """Tokens of one entry of a block table, over all ranks that share them; 1 for states."""
+    def tokens_per_id(self) -> int:
+        """Tokens for which one block id stands, over all ranks that share them; 1 for states."""
         return 1 if self.kind == GroupKind.STATE else self.tokens_per_block * self.tokens.count
 
     @property

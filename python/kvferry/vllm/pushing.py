@@ -127,8 +127,8 @@ class EarlyPushes:
             if group.kind == GroupKind.STATE:
                 tables.append(whole if end == early.request.num_prompt_tokens else _NOTHING)
                 continue
-            first = max(early.brought, needed) // group.tokens_per_entry
-            last = -(-end // group.tokens_per_entry)
+            first = max(early.brought, needed) // group.tokens_per_id
+            last = -(-end // group.tokens_per_id)
             tables.append(BlockTable(whole.ids[first:last], first) if first < last else _NOTHING)
         return tables
 

@@ -94,7 +94,7 @@ class Scheduling:
         self._weights = known[0].weights
         self._schedule = Schedule(
             model,
-            [group.tokens_per_entry for group in self._groups],
+            [group.tokens_per_id for group in self._groups],
             engine=transfer.engine_id,
             endpoint=self._directory.endpoint,
             public_key=self._settings.keys.public_key if self._settings.keys else None,
@@ -245,8 +245,8 @@ class Scheduling:
             return
         for group, of_model in zip(self._groups, self._model_groups, strict=True):
             first = of_model.first_needed(computed_tokens + load_tokens)
-            if first > computed_tokens and first % group.tokens_per_entry:
-                leave_uncached(self._blocks, group.source, request, first // group.tokens_per_entry)
+            if first > computed_tokens and first % group.tokens_per_id:
+                leave_uncached(self._blocks, group.source, request, first // group.tokens_per_id)
 
     def _drop(self, request: str) -> None:
         """Neither loads nor keeps a request: vLLM computes it, as if the connector had not been asked."""

@@ -182,7 +182,7 @@ def _packed_layer(
     entries, content = tensor.shape[2:]
     if content != PACKED_BYTES + PACKED_SCALE_BYTES or token != content:
         raise UnsupportedError(
-            f"layer {name} has {content} bytes an entry, {token} bytes apart; allowed: "
+            f"layer {name} packs an entry into {content} bytes, {token} bytes apart; allowed: "
             f"{PACKED_BYTES} + {PACKED_SCALE_BYTES}, without gaps"
         )
     region, offset = regions.place(tensor)
@@ -418,7 +418,7 @@ def _describe_layer(
     if isinstance(spec, SlidingWindowMLASpec) and spec.bounded_replay:
         raise UnsupportedError(f"layer {name} computes the tokens of its window again after each prefix hit")
     if isinstance(spec, (MLAAttentionSpec, SlidingWindowMLASpec)):
-        if spec.model_version is not None and spec.cache_dtype_str == "fp8_ds_mla":
+        if spec.model_version is not None and spec.state_content_bytes is not None:
             return _packed_layer(spec, name, cache, ranks, regions)
         if _is_quantized_indexer(spec, name, cache):
             return _indexer_layer(spec, name, cache, ranks, regions)
