@@ -17,7 +17,7 @@ import compressed
 import torch
 from cells import Cells, cache_count, expected_cells, join_cells
 from cuda_layouts_test import model
-from layouts import Layout, Specs, lay_out, move
+from layouts import Layout, Specs, fill, lay_out, move
 from vllm.v1.kv_cache_interface import (
     CircularBufferSpec,
     MLAAttentionSpec,
@@ -95,14 +95,6 @@ def tables(layout: Layout, seed: int) -> list[list[int]]:
         count = -(-TOKENS // group.kv_cache_spec.block_size)
         found.append([free.pop() for _ in range(count)])
     return found
-
-
-def fill(layout: Layout, seed: int) -> None:
-    """Fills the caches of all ranks with the same random bytes."""
-    for rank in layout.ranks:
-        chance = torch.Generator().manual_seed(seed)
-        for region in rank.memory:
-            region.copy_(torch.randint(0, 256, region.shape, dtype=torch.uint8, generator=chance))
 
 
 def config_of(cache: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from unittest import mock
 
 import torch
 from cuda_layouts_test import LAYERS, TOKENS, model, name_of
-from layouts import Layout, Specs, lay_out, move
+from layouts import Layout, Specs, fill, lay_out, move
 from vllm.v1.attention.ops import rocm_aiter_mla_sparse
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec, SparseCacheRole
 from vllm.v1.kv_cache_layout import KVCacheLayout
@@ -52,14 +52,6 @@ def engine(
     kernel_tokens: int | None = None,
 ) -> Layout:
     return lay_out(model(1), lambda _: specs(block_size, *latent), tp_size, name, BLOCKS, order, kernel_tokens)
-
-
-def fill(layout: Layout, seed: int) -> None:
-    """Fills the caches of all ranks with the same random bytes."""
-    for rank in layout.ranks:
-        chance = torch.Generator().manual_seed(seed)
-        for region in rank.memory:
-            region.copy_(torch.randint(0, 256, region.shape, dtype=torch.uint8, generator=chance))
 
 
 def cells(layout: Layout, block_size: int) -> Cells:

@@ -118,6 +118,14 @@ def lay_out(
     return Layout(ranks, build_engine([rank.geometry for rank in ranks], name))
 
 
+def fill(layout: Layout, seed: int) -> None:
+    """Fills the caches of all ranks with the same random bytes."""
+    for rank in layout.ranks:
+        chance = torch.Generator().manual_seed(seed)
+        for region in rank.memory:
+            region.copy_(torch.randint(0, 256, region.shape, dtype=torch.uint8, generator=chance))
+
+
 def move(
     there: Layout,
     here: Layout,

@@ -169,51 +169,54 @@ def _is_quantized_indexer(spec: AttentionSpec, name: str, tensor: torch.Tensor) 
     return spec.cache_role == SparseCacheRole.INDEXER or name.endswith(".indexer.k_cache")
 
 
-def _packed_layer(
-    spec: AttentionSpec, name: str, tensor: torch.Tensor, ranks: Ranks, regions: Regions
+def _layer_with_scales(
+    spec: AttentionSpec, tensor: torch.Tensor, content: Part, scales: Part, ranks: Ranks, regions: Regions
 ) -> _Layer:
-    """Latents of DeepSeek V4 in vLLM's format "fp8_ds_mla": FP8 and BF16 elements, and scales.
+    """A layer whose kernels keep the scales of a page apart, although its tensor has the shape of latents.
 
-    The tensor has as many bytes for each entry as both together, but kernels keep the scales apart:
+    A row of the tensor has as many bytes as content and scales together. In memory all scales of a page lie
+    behind the content of all rows:
 
-        | entry 0 | entry 1 | ... | scales 0 | scales 1 | ... | padding |
+        | content 0 | content 1 | ... | scales 0 | scales 1 | ... | padding |
     """
-    block, head, token = _page_strides(tensor)
-    entries, content = tensor.shape[2:]
-    if content != PACKED_BYTES + PACKED_SCALE_BYTES or token != content:
-        raise UnsupportedError(
-            f"layer {name} packs an entry into {content} bytes, {token} bytes apart; allowed: "
-            f"{PACKED_BYTES} + {PACKED_SCALE_BYTES}, without gaps"
-        )
+    block, head, _ = _page_strides(tensor)
     region, offset = regions.place(tensor)
     kept = _kept_tokens(spec, ranks)
     share = ranks.share(1, 1, kept)
     return _Layer(
-        (
-            Part("latent", Dtype.U8, 1, PACKED_BYTES, tp_rule=TpRule.REPLICATE),
-            Part("latent_scale", Dtype.U8, 1, PACKED_SCALE_BYTES, tp_rule=TpRule.REPLICATE),
-        ),
+        (content, scales),
         (share, share),
         (
-            Placement(region, offset, block, PACKED_BYTES, head),
-            Placement(region, offset + entries * PACKED_BYTES, block, PACKED_SCALE_BYTES, head),
+            Placement(region, offset, block, content.cell_bytes, head),
+            Placement(region, offset + tensor.shape[2] * content.cell_bytes, block, scales.cell_bytes, head),
         ),
         tensor.shape[0],
         kept,
     )
 
 
+def _packed_layer(
+    spec: AttentionSpec, name: str, tensor: torch.Tensor, ranks: Ranks, regions: Regions
+) -> _Layer:
+    """Latents of DeepSeek V4 in vLLM's format "fp8_ds_mla": FP8 and BF16 elements, and scales."""
+    _, _, token = _page_strides(tensor)
+    content = tensor.shape[3]
+    if content != PACKED_BYTES + PACKED_SCALE_BYTES or token != content:
+        raise UnsupportedError(
+            f"layer {name} packs an entry into {content} bytes, {token} bytes apart; allowed: "
+            f"{PACKED_BYTES} + {PACKED_SCALE_BYTES}, without gaps"
+        )
+    latent = Part("latent", Dtype.U8, 1, PACKED_BYTES, tp_rule=TpRule.REPLICATE)
+    scales = Part("latent_scale", Dtype.U8, 1, PACKED_SCALE_BYTES, tp_rule=TpRule.REPLICATE)
+    return _layer_with_scales(spec, tensor, latent, scales, ranks, regions)
+
+
 def _indexer_layer(
     spec: AttentionSpec, name: str, tensor: torch.Tensor, ranks: Ranks, regions: Regions
 ) -> _Layer:
-    """Keys of an indexer, in FP8 or in FP4, and their scales.
-
-    The tensor has the shape of a latent, but CUDA's kernels keep all keys of a page before all scales:
-
-        | key 0 | key 1 | ... | scale 0 | scale 1 | ... |
-    """
-    block, head, token = _page_strides(tensor)
-    tokens, content = tensor.shape[2:]
+    """Keys of an indexer, in FP8 or in FP4, and their scales."""
+    _, _, token = _page_strides(tensor)
+    content = tensor.shape[3]
     each = next((size for size in INDEXERS if content % size == 0), 0)
     if not each or token != content:
         raise UnsupportedError(
@@ -226,19 +229,7 @@ def _indexer_layer(
     times = content // each
     keys = Part("indexer", key_type, 1, times * INDEXED_ELEMENTS, tp_rule=TpRule.REPLICATE)
     scale = Part("indexer_scale", scale_type, 1, times * scales, tp_rule=TpRule.REPLICATE)
-    region, offset = regions.place(tensor)
-    kept = _kept_tokens(spec, ranks)
-    share = ranks.share(1, 1, kept)
-    return _Layer(
-        (keys, scale),
-        (share, share),
-        (
-            Placement(region, offset, block, keys.cell_bytes, head),
-            Placement(region, offset + tokens * keys.cell_bytes, block, scale.cell_bytes, head),
-        ),
-        tensor.shape[0],
-        kept,
-    )
+    return _layer_with_scales(spec, tensor, keys, scale, ranks, regions)
 
 
 def _ring_layer(
@@ -262,8 +253,7 @@ def _ring_layer(
         rows_per_step=rows,
         tp_rule=TpRule.REPLICATE,
     )
-    copies = ranks.tp_size * ranks.pcp_size
-    share = PartShare(range(heads), ranks.place, copies)
+    share = ranks.share(heads, 1, ALL_TOKENS)
     return _Layer((part,), (share,), (Placement(region, offset, block, token, head),), tensor.shape[0])
 
 
