@@ -156,7 +156,7 @@ static void entries_count_as_the_tokens_they_stand_for(void **state) {
     (void)state;
     scene s;
     kvf_kept_request kept[MOST];
-    kvf_model *model = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4});
+    kvf_model *model = entries_of(4);
     scene_open(&s, model, ENGINE(.name = "P", .all = {.block_count = 64}), ONE("D"), NULL);
     assert_int_equal(s.held.groups[0].end, 12);
     world_hold(&s.w.p, &s.held, s.theirs);

@@ -159,8 +159,7 @@ static void entries_are_written_with_their_last_token(void **state) {
 static void an_entry_is_not_written_before_its_last_token(void **state) {
     (void)state;
     push_scene v;
-    push_scene_open(&v, latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}), ONE("P"),
-                    ONE("D"), NULL);
+    push_scene_open(&v, entries_of(4), ONE("P"), ONE("D"), NULL);
     world_fill(&v.w, &v.w.d, &v.wanted, 9); /* what was there before */
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
@@ -176,8 +175,7 @@ static void an_entry_is_not_written_before_its_last_token(void **state) {
 static void chunks_bring_the_blocks_of_their_entries(void **state) {
     (void)state;
     push_scene v;
-    push_scene_open(&v, latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}), ONE("P"),
-                    ONE("D"), NULL);
+    push_scene_open(&v, entries_of(4), ONE("P"), ONE("D"), NULL);
     const kvf_block_table whole = v.given.groups[0].table;
     const kvf_block_table few = {whole.ids, 2, 0}, first = {whole.ids, 3, 0}, rest = {whole.ids + 3, 4, 3};
     kvf_push_chunk chunk = *CHUNK(0, 43, 1);

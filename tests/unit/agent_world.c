@@ -231,7 +231,7 @@ void world_close(world *w) {
 void world_request_make(const world *w, const world_engine *engine, const char *id, uint64_t tokens,
                         uint32_t first, uint32_t stride, world_request *out) {
     memset(out, 0, sizeof *out);
-    const kvf_shard_desc *shard = kvf_shard_get(kvf_engine_shard(engine->engine, 0));
+    const kvf_shard *shard = kvf_engine_shard(engine->engine, 0);
     const kvf_model *model = kvf_engine_model(engine->engine); /* a test may have given it another model */
     (void)w;
     out->group_count = kvf_model_group_count(model);
@@ -239,7 +239,7 @@ void world_request_make(const world *w, const world_engine *engine, const char *
     for (uint32_t g = 0; g < out->group_count; g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         uint64_t steps = group->kind == KVF_GROUP_STATE ? (tokens > 0) : tokens / group->tokens_per_step;
-        uint32_t per_block = shard->groups[g].tokens_per_block / group->tokens_per_step;
+        uint32_t per_block = steps_per_block(shard, g);
         uint32_t blocks = (uint32_t)((steps + per_block - 1) / per_block);
         assert_true(blocks <= COUNT_OF(out->ids[g]));
         for (uint32_t b = 0; b < blocks; b++)

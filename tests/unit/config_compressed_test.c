@@ -68,7 +68,7 @@ static config_text listed(uint32_t layers, const char *list, const char *(*eleme
     return out;
 }
 
-/* What the checkpoint of DeepSeek V4 Flash says beside its layers. */
+/* The fields of DeepSeek V4 Flash's configuration, without the list that says how each layer compresses. */
 #define FLASH                                                                                                \
     ", \"hidden_size\": 4096, \"num_attention_heads\": 64, \"num_key_value_heads\": 1, \"head_dim\": 512, "  \
     "\"qk_rope_head_dim\": 64, \"q_lora_rank\": 1024, \"o_lora_rank\": 1024, \"o_groups\": 8, "              \

@@ -169,7 +169,7 @@ static void a_window_is_loaded_from_its_first_token(void **state) {
 /* Blocks of 4 tokens, 2 entries. */
 static void entries_are_loaded_once_all_their_tokens_are_there(void **state) {
     (void)state;
-    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2}));
+    fixture f = schedule_of(entries_of(2));
     const kvf_block_table second = {IDS + 1, 2, 1};
     add_loading(&f, there());
     assert_int_equal(match(&f, 5, 0), 5);
@@ -183,7 +183,7 @@ static void entries_are_loaded_once_all_their_tokens_are_there(void **state) {
 /* The load fills no entry: the last token alone completes none. */
 static void a_load_may_complete_no_entry(void **state) {
     (void)state;
-    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}));
+    fixture f = schedule_of(entries_of(4));
     const kvf_block_table nothing = {0};
     const uint64_t generation = add_loading(&f, there());
     assert_ok(kvf_schedule_allocated(f.s, &R, &nothing, 1, 9, 1, 0, NULL));
@@ -194,7 +194,7 @@ static void a_load_may_complete_no_entry(void **state) {
 
 static void blocks_of_the_schedule_hold_whole_entries(void **state) {
     (void)state;
-    kvf_model *model = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 3});
+    kvf_model *model = entries_of(3);
     kvf_schedule *s = NULL;
     const kvf_schedule_options options = {
         .struct_size = sizeof options, .model = model, .tokens_per_block = FOUR_EACH};
@@ -457,12 +457,12 @@ static void before_a_window_there_is_nothing_to_go_on_from(void **state) {
 
 static void computing_goes_on_inside_an_entry_whose_block_failed(void **state) {
     (void)state;
-    fixture f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2}));
+    fixture f = schedule_of(entries_of(2));
     const kvf_group_block second = {0, 3}, third = {0, 5};
     uint64_t generation = begin_load(&f, 5);
     assert_int_equal(failed(&f, generation, &second, 1).loaded[0].tokens, 5);
     done(&f);
-    f = schedule_of(latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2}));
+    f = schedule_of(entries_of(2));
     generation = begin_load(&f, 5);
     assert_int_equal(failed(&f, generation, &third, 1).loaded[0].tokens, 8);
     done(&f);

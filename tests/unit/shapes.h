@@ -94,6 +94,11 @@ static inline kvf_model *latent(uint32_t layers) {
     return latent_of(layers, (kvf_group_desc){.name = "mla"});
 }
 
+/** Group "csa" of one layer: a latent for every `tokens` tokens. */
+static inline kvf_model *entries_of(uint32_t tokens) {
+    return latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = tokens});
+}
+
 /**
  * Three layers as in DeepSeek V4: "swa", a latent of every layer with a window of 24 tokens; "csa", a latent and an
  * indexer of layers 0 and 2 with an entry for 4 tokens; "hca", a latent of layer 1 with an entry for 32.

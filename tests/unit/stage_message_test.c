@@ -183,8 +183,7 @@ static void the_sum_of_a_model_is_over_these_bytes(void **state) {
 
 static void models_of_other_entries_have_other_sums(void **state) {
     (void)state;
-    kvf_model *fours = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 4}),
-              *twos = latent_of(1, (kvf_group_desc){.name = "csa", .tokens_per_step = 2});
+    kvf_model *fours = entries_of(4), *twos = entries_of(2);
     assert_true(kvf_stage_model_sum(fours) != kvf_stage_model_sum(twos));
     kvf_model_free(fours);
     kvf_model_free(twos);
