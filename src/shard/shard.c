@@ -72,9 +72,7 @@ kvf_status kvf_count_steps(const kvf_group_desc *group, const kvf_group_shard_de
                             .kernel_steps = steps / desc->kernel_blocks_per_block,
                             .kernel_blocks_per_block = desc->kernel_blocks_per_block,
                             .block_count = desc->block_count,
-                            .share = desc->tokens,
-                            .parts = desc->parts,
-                            .placements = desc->placements};
+                            .share = desc->tokens};
     if (out->share.count > 1)
         out->share.width /= group->tokens_per_step;
     return KVF_OK;

@@ -9,7 +9,8 @@
 #include "base/base.h"
 #include "model/match.h"
 
-/** What a rank holds of one group, counted in steps. */
+/** The steps, parts and places of one group that a rank holds. All sizes count steps, where the public description
+ * counts tokens. */
 typedef struct kvf_held_group {
     uint32_t steps_per_block; /* of a logical block */
     uint32_t kernel_steps;    /* of a kernel block */
@@ -46,10 +47,10 @@ struct kvf_engine {
 };
 
 /**
- * Counts a rank's blocks in steps, and checks them.
+ * Checks the blocks and the token share that a rank says it has of a group, and counts them in steps.
  *
- * @param desc  with its defaults filled in
- * @param out   receives all but what it needs of parts and placements: those pointers are desc's
+ * @param desc  with its defaults filled in; its parts and placements are not read
+ * @param out   receives the numbers; its parts and placements are NULL
  */
 kvf_status kvf_count_steps(const kvf_group_desc *group, const kvf_group_shard_desc *desc,
                            kvf_held_group *out);
