@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, call, ends, string
 from kvferry._values import of_type
+from kvferry.errors import InvalidError
 
 
 class KeyPair(NamedTuple):
@@ -22,6 +24,26 @@ def make_keys() -> KeyPair:
     public_key, secret_key = ffi.new("char[41]"), ffi.new("char[41]")
     call(lib.kvf_agent_make_keys, public_key, secret_key)
     return KeyPair(string(public_key), string(secret_key))
+
+
+def read_keys(path: str, name: str) -> KeyPair:
+    """The keys in a file, as make_keys() gives them: an object of JSON with public_key and secret_key.
+
+    Args:
+        name: of the setting that names the file, for messages
+
+    Raises InvalidError.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        return KeyPair(found["public_key"], found["secret_key"])
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        # The text of a decoding error holds no part of the file; its content is secret.
+        raise InvalidError(
+            f"{name} {path} cannot be used ({type(error).__name__}: {error}); allowed: a file with an object "
+            "of public_key and secret_key, both Z85"
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvferry.contact import KeyGrant, KeyPair
+from kvferry.contact import KeyGrant, KeyPair, read_keys
 from kvferry.errors import InvalidError
 from kvferry.events import Way
 
@@ -156,7 +155,8 @@ def read_settings(config: VllmConfig) -> Settings:
     said = extra.get("side_channel_port", os.environ.get("KVFERRY_SIDE_CHANNEL_PORT", 0))
     port = _port(said, config.parallel_config.data_parallel_index)
     insecure = extra.switch("insecure")
-    keys = _keys(extra.get("key_file", os.environ.get("KVFERRY_KEY_FILE")))
+    file = extra.get("key_file", os.environ.get("KVFERRY_KEY_FILE"))
+    keys = read_keys(file, "key_file") if file else None
     allowed = extra.public_keys("allowed_keys")
     if allowed and keys is None:
         raise InvalidError("allowed_keys is given without key_file: only encrypted peers have keys")
@@ -235,19 +235,3 @@ def _way(said: Any) -> Way:
     if not isinstance(said, str) or said not in ways:
         raise InvalidError(f"move is {said!r}; allowed: {', '.join(ways)}")
     return ways[said]
-
-
-def _keys(path: Any) -> KeyPair | None:
-    """The keys in a file, as kvferry.make_keys() gives them: an object with public_key and secret_key."""
-    if not path:
-        return None
-    try:
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-        return KeyPair(found["public_key"], found["secret_key"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        # The text of a decoding error holds no part of the file; its content is secret.
-        raise InvalidError(
-            f"key_file {path} cannot be used ({type(error).__name__}: {error}); allowed: a file with an object "
-            "of public_key and secret_key, both Z85"
-        ) from None
