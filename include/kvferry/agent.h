@@ -515,8 +515,10 @@ KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, 
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
 /**
- * Producer: begins to write a request to the consumers that expect it. `end` of each group is the request's length. The
- * tables need not have all blocks yet, or any: kvf_agent_push_ready() brings the rest.
+ * Producer: begins to write a request to the consumers that expect it. `end` of each group is the request's length: in
+ * tokens, that of the longest group. If all token groups have entries of several tokens, that is the end of the last
+ * entry, and states must be there when its last token is. The tables need not have all blocks yet, or any:
+ * kvf_agent_push_ready() brings the rest.
  *
  * Event: DONE (all consumers have the request), or FAILED, with the reasons of kvf_agent_hold(), or with that for which
  * a consumer could not be written to, such as KVF_E_RANGE: it wants more than the push has. Then this side's blocks are
@@ -556,6 +558,8 @@ typedef struct kvf_push_chunk {
  * tokens [begin, end). An entry of several tokens is ready with the last of them. State groups are written with the
  * last chunk, which must bring their blocks. Chunks come in order; within a chunk `layers` only grows; a new chunk may
  * begin when the one before had all layers. A chunk with `after` waits for its event, and later chunks wait with it.
+ * Once everything is ready, a chunk behind the push's end, as of last tokens that complete no entry, adds nothing; it
+ * may have no records.
  *
  * The call claims the blocks of a chunk; they are free with the event of the push. After an error nothing has changed.
  *

@@ -307,6 +307,10 @@ static kvf_status say(const kvf_push *push, const kvf_push_chunk *chunk, kvf_pus
     *out = (kvf_push_ready){layers == all ? end : begin, end, layers == all ? 0 : layers};
     if (begin == 0 && end == push->total_tokens && layers == all)
         return KVF_OK; /* everything, whatever was ready before */
+    if (begin >= push->total_tokens && said->tokens == push->total_tokens && chunk->record_count == 0) {
+        *out = *said;
+        return KVF_OK; /* nothing: the last tokens complete no entry */
+    }
     if (begin < said->tokens || begin >= end)
         return kvf_fail(KVF_E_RANGE, "the chunk is [%llu, %llu); %llu tokens are ready already, of %llu",
                         (unsigned long long)begin, (unsigned long long)end, (unsigned long long)said->tokens,

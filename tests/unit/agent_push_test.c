@@ -197,6 +197,27 @@ static void chunks_bring_the_blocks_of_their_entries(void **state) {
     push_scene_finish(&v);
 }
 
+/* Of 103 tokens the last three complete no entry, so the push is 100 tokens long. */
+static void a_chunk_that_completes_no_entry_is_taken_also_at_the_end(void **state) {
+    (void)state;
+    static const kvf_record record = {.name = "next token", .begin = 103, .end = 104};
+    push_scene v;
+    push_scene_open(&v, entries_of(4), ONE("P"), ONE("D"), NULL);
+    kvf_push_chunk last = *CHUNK(101, 103, 1);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, 43, 1);
+    assert_fails(kvf_agent_push_ready(v.w.p.agents[0], v.pushes[0], &last), KVF_E_RANGE, "[101, 100)",
+                 "43 tokens are ready");
+    ready(&v, 43, 101, 1);
+    last.records = &record;
+    last.record_count = 1;
+    assert_fails(kvf_agent_push_ready(v.w.p.agents[0], v.pushes[0], &last), KVF_E_RANGE, "[101, 100)",
+                 "100 tokens are ready");
+    ready(&v, 101, 103, 1);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    push_scene_finish(&v);
+}
+
 /* A request of states alone is one token long. */
 static void states_alone_are_one_chunk(void **state) {
     (void)state;
@@ -534,6 +555,7 @@ int main(void) {
         cmocka_unit_test(entries_are_written_with_their_last_token),
         cmocka_unit_test(an_entry_is_not_written_before_its_last_token),
         cmocka_unit_test(chunks_bring_the_blocks_of_their_entries),
+        cmocka_unit_test(a_chunk_that_completes_no_entry_is_taken_also_at_the_end),
         cmocka_unit_test(states_alone_are_one_chunk),
         cmocka_unit_test(latents_are_written_by_one_replica),
         cmocka_unit_test(of_a_group_that_is_not_wanted_the_producer_need_not_have_anything),
