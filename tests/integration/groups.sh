@@ -34,6 +34,9 @@ toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [$k]}"
 succeeds "what may be left out is left out" '^toy +2 +1.0 KiB +full: 2 layers, k 4x64 bf16$' models --groups "$file"
 succeeds "a demo moves it" 'Verified after each round' \
     demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 20 --requests 2 --rounds 1 --memory-limit 16m
+toy "{\"name\": \"csa\", \"tokens_per_step\": 4, \"layers\": [0, 1], \"parts\": [$k]}"
+succeeds "prompts that complete no entry are not compared with copying" '^first +0 B +0 +0 B +[^ ]+ [mu]?s +0\.00$' \
+    demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 3 --requests 2 --rounds 1 --memory-limit 16m
 refuses "types that the file says already" 2 '--dtype has no effect: the file of --groups' \
     plan --groups "$file" --dtype fp8
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"part\": [$k]}"

@@ -49,7 +49,8 @@ static int print_rounds(const demo_job *job, const demo_result *result) {
         table_cell(&list, text_format("%.2f", rate).text);
         if (job->asked->kill)
             continue;
-        const bool has_runs = compares_copying(job);
+        /* Prompts that complete no entry of several tokens have no runs. */
+        const bool has_runs = compares_copying(job) && result->runs > 0;
         table_cell(&list, has_runs ? text_format("%.2f", limit).text : "");
         table_cell(&list, has_runs ? text_format("%.0f%%", 100 * rate / limit).text : "");
     }
