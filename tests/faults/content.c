@@ -35,20 +35,73 @@ static kvf_model *hybrid(void) {
     return kvf_model_create(&desc, &model) ? NULL : model;
 }
 
-static kvf_model *latent(void) {
+static kvf_model *latents_for(uint32_t tokens) {
     static const uint32_t layers[] = {0, 1, 2};
     const kvf_part_desc part[] = {
         PART(.name = "latent", .units = 1, .cell_elements = 96, .tp_rule = KVF_TP_REPLICATE)};
-    const kvf_group_desc group[] = {
-        {.name = "mla", .layers = layers, .layer_count = 3, .parts = part, .part_count = 1}};
+    const kvf_group_desc group[] = {{.name = "mla",
+                                     .tokens_per_step = tokens,
+                                     .layers = layers,
+                                     .layer_count = 3,
+                                     .parts = part,
+                                     .part_count = 1}};
     const kvf_model_desc desc = {
         .struct_size = sizeof desc, .name = "latent", .layer_count = 3, .groups = group, .group_count = 1};
     kvf_model *model = NULL;
     return kvf_model_create(&desc, &model) ? NULL : model;
 }
 
+static kvf_model *latent(void) {
+    return latents_for(1);
+}
+
+static kvf_model *entries(void) {
+    return latents_for(4);
+}
+
+static kvf_model *compressed(void) {
+    static const uint32_t all[] = {0, 1, 2}, even[] = {0, 2}, odd[] = {1};
+    const kvf_part_desc latents[] = {
+        PART(.name = "latent", .units = 1, .cell_elements = 48, .tp_rule = KVF_TP_REPLICATE),
+        PART(.name = "indexer", .units = 1, .cell_elements = 8, .tp_rule = KVF_TP_REPLICATE)};
+    const kvf_part_desc heads[] = {PART(.name = "k", .units = 4, .cell_elements = 16)};
+    const kvf_part_desc state[] = {PART(.name = "compressor", .units = 4, .cell_elements = 128)};
+    const kvf_group_desc groups[] = {{.name = "window",
+                                      .window_tokens = 40,
+                                      .layers = all,
+                                      .layer_count = 3,
+                                      .parts = latents,
+                                      .part_count = 1},
+                                     {.name = "fours",
+                                      .tokens_per_step = 4,
+                                      .layers = even,
+                                      .layer_count = 2,
+                                      .parts = latents,
+                                      .part_count = 2},
+                                     {.name = "eights",
+                                      .tokens_per_step = 8,
+                                      .layers = odd,
+                                      .layer_count = 1,
+                                      .parts = heads,
+                                      .part_count = 1},
+                                     {.name = "state",
+                                      .kind = KVF_GROUP_STATE,
+                                      .layers = even,
+                                      .layer_count = 2,
+                                      .parts = state,
+                                      .part_count = 1}};
+    const kvf_model_desc desc = {.struct_size = sizeof desc,
+                                 .name = "compressed",
+                                 .layer_count = 3,
+                                 .groups = groups,
+                                 .group_count = 4};
+    kvf_model *model = NULL;
+    return kvf_model_create(&desc, &model) ? NULL : model;
+}
+
 kvf_model *content_model(uint32_t number) {
-    return number % CONTENT_MODELS ? latent() : hybrid();
+    static kvf_model *(*const models[CONTENT_MODELS])(void) = {hybrid, latent, compressed, entries};
+    return models[number]();
 }
 
 const char *content_engine_name(uint32_t number) {
@@ -69,6 +122,11 @@ kvf_engine *content_engine(const kvf_model *model, uint32_t number) {
     return kvf_engine_build(model, &spec, &engine) ? NULL : engine;
 }
 
+uint32_t content_block_steps(const kvf_shard *shard, uint32_t group) {
+    return kvf_shard_get(shard)->groups[group].tokens_per_block /
+           kvf_model_group(kvf_shard_model(shard), group)->tokens_per_step;
+}
+
 /* ---- cells ----------------------------------------------------------------------------------- */
 
 static const kvf_group_desc *group_of(const content_rank *rank, uint32_t group) {
@@ -76,7 +134,7 @@ static const kvf_group_desc *group_of(const content_rank *rank, uint32_t group) 
 }
 
 content_part content_all(const content_rank *rank, uint32_t group, const content_table *table) {
-    uint32_t per_block = kvf_shard_get(rank->shard)->groups[group].tokens_per_block;
+    uint32_t per_block = content_block_steps(rank->shard, group);
     return (content_part){
         table->first_block * per_block, (table->first_block + table->count) * per_block, {0, UINT32_MAX}};
 }
@@ -103,7 +161,7 @@ typedef struct cell_walk {
 
 static void walk_row(cell_walk *walk, uint32_t layer_index, kvf_range units, uint32_t rows) {
     const content_rank *rank = walk->rank;
-    uint32_t per_block = kvf_shard_get(rank->shard)->groups[walk->group].tokens_per_block;
+    uint32_t per_block = content_block_steps(rank->shard, walk->group);
     uint32_t block = walk->table->ids[walk->step / per_block - walk->table->first_block];
     uint32_t row = walk->step % per_block * rows + walk->row;
     if (block == KVF_NO_BLOCK)

@@ -8,18 +8,24 @@
 #include <kvferry/agent.h>
 
 #define CONTENT_ENGINES 3u
-#define CONTENT_MODELS 2u
-#define CONTENT_GROUPS 3u
+#define CONTENT_MODELS 4u
+#define CONTENT_GROUPS 4u
 #define CONTENT_BLOCKS 24u /* at most, of one request in one group */
 #define CONTENT_TOKENS 160u
 #define CONTENT_REGIONS 32u
 
-/** A hybrid of full attention, a sliding window and a state; or a latent, of which every rank has a copy. */
+/**
+ * A hybrid of full attention, a sliding window and a state; a latent, of which every rank has a copy; a sliding window
+ * and a state beside entries for 4 tokens, and for 8; or a latent for 4 tokens.
+ */
 kvf_model *content_model(uint32_t number);
 
 /** Engines of different shapes: 2 ranks by heads; 1 rank; 2 ranks by layers. NULL on failure. */
 kvf_engine *content_engine(const kvf_model *model, uint32_t number);
 const char *content_engine_name(uint32_t number);
+
+/** How many steps a block of a group holds. */
+uint32_t content_block_steps(const kvf_shard *shard, uint32_t group);
 
 /** The blocks of one group of a request. */
 typedef struct content_table {

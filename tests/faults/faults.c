@@ -138,7 +138,7 @@ static void choose_setting(run *r) {
     worker_setting *s = &r->crew.setting;
     chance *dice = &r->chance;
     *s = (worker_setting){.seed = chance_draw(dice),
-                          .model = chance_per_mille(dice, 250),
+                          .model = (uint32_t[]){0, 0, 1, 2, 3}[chance_between(dice, 0, 4)],
                           .verify = r->round % 2,
                           .encrypted = chance_per_mille(dice, 250),
                           .faulty_fabric = chance_per_mille(dice, 500),

@@ -32,8 +32,8 @@ struct traffic_part {
     traffic_part *next;
 };
 
-static const kvf_shard_desc *shape_of(const traffic *t, uint32_t engine) {
-    return kvf_shard_get(kvf_engine_shard(t->shapes[engine], 0));
+static const kvf_shard *shape_of(const traffic *t, uint32_t engine) {
+    return kvf_engine_shard(t->shapes[engine], 0);
 }
 
 static uint32_t ranks_of(const traffic *t, uint32_t engine) {
@@ -60,7 +60,7 @@ static void complain(const traffic *t, const traffic_part *p, uint32_t rank, con
 static void fill_stock(traffic *t, uint32_t engine) {
     traffic_stock *s = &t->stocks[engine];
     for (uint32_t g = 0; g < kvf_model_group_count(t->model); g++) {
-        s->count[g] = (uint32_t)shape_of(t, engine)->groups[g].block_count;
+        s->count[g] = (uint32_t)kvf_shard_get(shape_of(t, engine))->groups[g].block_count;
         for (uint32_t i = 0; i < s->count[g]; i++)
             s->free[g][i] = i;
         for (uint32_t i = s->count[g]; i > 1; i--) {
@@ -79,18 +79,20 @@ static void give_back(traffic *t, uint32_t engine, const content_table *tables) 
                 s->free[g][s->count[g]++] = tables[g].ids[i];
 }
 
-/* Takes blocks for the steps [begin, tokens) of every group; blocks before a window may be left out. */
+/* Takes blocks for the tokens [begin, tokens) in every group; blocks before a window may be left out. */
 static bool take_blocks(traffic *t, uint32_t engine, uint32_t begin, uint32_t tokens, content_table *tables) {
     traffic_stock *s = &t->stocks[engine];
     bool enough = t->crew->engines[engine].up;
     memset(tables, 0, CONTENT_GROUPS * sizeof *tables);
     for (uint32_t g = 0; g < kvf_model_group_count(t->model); g++) {
         const kvf_group_desc *group = kvf_model_group(t->model, g);
-        uint32_t per_block = shape_of(t, engine)->groups[g].tokens_per_block;
+        uint32_t per_block = content_block_steps(shape_of(t, engine), g);
         content_table *table = &tables[g];
         bool state = group->kind == KVF_GROUP_STATE;
-        *table = (content_table){.begin = state ? begin >= tokens : begin, .end = state ? 1 : tokens};
-        if (begin >= tokens)
+        *table =
+            (content_table){.begin = state ? begin >= tokens : (uint32_t)kvf_group_step_count(group, begin),
+                            .end = (uint32_t)kvf_group_step_count(group, tokens)};
+        if (table->begin >= table->end)
             continue;
         uint32_t needed = (uint32_t)kvf_group_first_needed(group, table->end) / per_block;
         bool gaps = chance_per_mille(&t->chance, 500);
@@ -304,10 +306,11 @@ static void end_part(traffic *t, traffic_part *gone, bool engine_lives) {
 /* A second turn: the receiver holds its blocks for another engine, or for the one that sent them. */
 static bool launch_second_turn(traffic *t, traffic_part *first) {
     const content_table *table = &first->start.start.groups[0];
-    if (table->begin > 0 || table->end < 2 || !chance_per_mille(&t->chance, 150))
+    const uint32_t tokens = table->end * kvf_model_group(t->model, 0)->tokens_per_step;
+    if (table->begin > 0 || tokens < 2 || !chance_per_mille(&t->chance, 150))
         return false;
     launch l = {.producer = first->engine,
-                .tokens = table->end,
+                .tokens = tokens,
                 .consumers = 1,
                 .id = ++t->next_id,
                 .seed = first->start.start.seed};

@@ -315,8 +315,45 @@ static void on_start(worker *w, const order *o) {
         wrong(w, t, "a request of kind %d was refused: %s", (int)o->start.kind, kvf_error_detail());
 }
 
+/* The blocks of a table that have the steps before `end`. */
+static kvf_block_table blocks_before(const worker *w, uint32_t group, const content_table *table,
+                                     uint32_t end) {
+    const uint32_t per_block = content_block_steps(w->rank.shard, group);
+    const uint32_t blocks = (end + per_block - 1) / per_block;
+    const uint32_t count = blocks > table->first_block ? blocks - table->first_block : 0;
+    return (kvf_block_table){table->ids, count < table->count ? count : table->count, table->first_block};
+}
+
+/* Computes a part of a push, and says that it is ready, with its blocks and those before it. */
+static kvf_status make_ready(const worker *w, const task *t, const order *o) {
+    kvf_block_table tables[CONTENT_GROUPS];
+    for (uint32_t g = 0; g < groups_of(w); g++) {
+        const kvf_group_desc *group = kvf_model_group(w->model, g);
+        const content_table *table = &t->start.start.groups[g];
+        const uint32_t end = (uint32_t)kvf_group_step_count(group, o->ready.end);
+        content_part part = content_wanted(&w->rank, g, table);
+        tables[g] = blocks_before(w, g, table, end);
+        part.layers = (kvf_range){o->ready.layers_before, o->ready.layers};
+        if (group->kind == KVF_GROUP_TOKENS) {
+            const uint32_t begin = (uint32_t)kvf_group_step_count(group, o->ready.begin);
+            part.begin = part.begin > begin ? part.begin : begin;
+            part.end = part.end < end ? part.end : end;
+        } else if (!o->ready.last) {
+            continue;
+        }
+        content_fill(&w->rank, g, table, part, t->seed);
+    }
+    const kvf_push_chunk chunk = {.struct_size = sizeof chunk,
+                                  .begin = o->ready.begin,
+                                  .end = o->ready.end,
+                                  .layers = o->ready.layers,
+                                  .tables = tables,
+                                  .table_count = groups_of(w)};
+    return kvf_agent_push_ready(w->agent, t->ticket, &chunk);
+}
+
 /* Passes on a ready part of a push, or the destination of a pull that had none. */
-static void on_ready(worker *w, task *t, const order *o) {
+static void on_ready(const worker *w, task *t, const order *o) {
     kvf_group_steps groups[CONTENT_GROUPS];
     kvf_status status;
     if (t->start.start.kind == KVF_REQUEST_PULL) {
@@ -324,29 +361,7 @@ static void on_ready(worker *w, task *t, const order *o) {
         status = kvf_agent_pull_into(w->agent, t->ticket, groups, groups_of(w));
         t->placed = !status;
     } else {
-        for (uint32_t g = 0; g < groups_of(w); g++) {
-            const content_table *table = &t->start.start.groups[g];
-            content_part part = content_wanted(&w->rank, g, table);
-            part.layers = (kvf_range){o->ready.layers_before, o->ready.layers};
-            if (kvf_model_group(w->model, g)->kind == KVF_GROUP_TOKENS) {
-                part.begin = part.begin > o->ready.begin ? part.begin : o->ready.begin;
-                part.end = part.end < o->ready.end ? part.end : o->ready.end;
-            } else if (!o->ready.last) {
-                continue;
-            }
-            content_fill(&w->rank, g, table, part, t->seed);
-        }
-        kvf_block_table tables[CONTENT_GROUPS];
-        make_groups(w, t, groups);
-        for (uint32_t g = 0; g < groups_of(w); g++)
-            tables[g] = groups[g].table;
-        const kvf_push_chunk chunk = {.struct_size = sizeof chunk,
-                                      .begin = o->ready.begin,
-                                      .end = o->ready.end,
-                                      .layers = o->ready.layers,
-                                      .tables = tables,
-                                      .table_count = groups_of(w)};
-        status = kvf_agent_push_ready(w->agent, t->ticket, &chunk);
+        status = make_ready(w, t, o);
     }
     if (status && status != KVF_E_NOT_FOUND)
         wrong(w, t, "what is ready was refused: %s", kvf_error_detail());
@@ -433,7 +448,7 @@ static void on_look(const worker *w) {
 static void check_invalid(const worker *w, const task *t, const kvf_event *event) {
     for (uint32_t g = 0; g < groups_of(w); g++) {
         const content_table *table = &t->start.start.groups[g];
-        uint32_t per_block = kvf_shard_get(w->rank.shard)->groups[g].tokens_per_block;
+        uint32_t per_block = content_block_steps(w->rank.shard, g);
         content_part part = content_wanted(&w->rank, g, table);
         uint32_t from = part.begin / per_block, to = (part.end + per_block - 1) / per_block, count = 0;
         const kvf_block_list *got = g < event->group_count ? &event->invalid[g] : NULL;
