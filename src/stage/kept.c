@@ -24,17 +24,20 @@ static void add_stretch(kvf_kept *kept, uint64_t position, uint64_t steps) {
 }
 
 /* Both ranks share tokens: walk one period to find the common steps. */
-static kvf_status many_stretches(kvf_token_share own, kvf_token_share other, kvf_kept *out) {
+static kvf_status many_stretches(kvf_token_share own, kvf_token_share other, uint32_t tokens_per_step,
+                                 kvf_kept *out) {
     const uint64_t own_period = (uint64_t)own.width * own.count;
     const uint64_t other_period = (uint64_t)other.width * other.count;
     const uint64_t divisor = kvf_gcd(own_period, other_period);
     uint64_t period, turns = other_period / divisor + own_period / divisor; /* ours and theirs */
     if (turns > KVF_KEPT_MAX_STRETCHES || !kvf_mul(own_period, other_period / divisor, &period))
-        return kvf_fail(KVF_E_LIMIT,
-                        "tokens are shared by %u in turns of %u locally and by %u in turns of %u remotely; "
-                        "together these repeat after %llu turns; allowed: up to %u",
-                        own.count, own.width, other.count, other.width, (unsigned long long)turns,
-                        KVF_KEPT_MAX_STRETCHES);
+        return kvf_fail(
+            KVF_E_LIMIT,
+            "tokens are shared by %u in turns of %llu locally and by %u in turns of %llu remotely; "
+            "together these repeat after %llu turns; allowed: up to %u",
+            own.count, (unsigned long long)own.width * tokens_per_step, other.count,
+            (unsigned long long)other.width * tokens_per_step, (unsigned long long)turns,
+            KVF_KEPT_MAX_STRETCHES);
     out->stretches = kvf_alloc(turns, sizeof *out->stretches);
     if (!out->stretches)
         return kvf_nomem("token shares");
@@ -48,14 +51,15 @@ static kvf_status many_stretches(kvf_token_share own, kvf_token_share other, kvf
     return KVF_OK;
 }
 
-kvf_status kvf_kept_make(kvf_token_share own, kvf_token_share other, kvf_kept *out) {
+kvf_status kvf_kept_make(kvf_token_share own, kvf_token_share other, uint32_t tokens_per_step,
+                         kvf_kept *out) {
     *out = (kvf_kept){.own = own};
     if (other.count == 1 || same_share(own, other))
         return one_stretch(1, 0, 1, out);
     if (own.count == 1)
         return one_stretch((uint64_t)other.width * other.count, (uint64_t)other.width * other.index,
                            other.width, out);
-    return many_stretches(own, other, out);
+    return many_stretches(own, other, tokens_per_step, out);
 }
 
 void kvf_kept_free(kvf_kept *kept) {

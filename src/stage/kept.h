@@ -34,10 +34,11 @@ typedef struct kvf_kept {
 } kvf_kept;
 
 /**
- * @param own, other  defaults filled in
+ * @param own, other       defaults filled in
+ * @param tokens_per_step  of the group, for messages
  * @return KVF_OK, KVF_E_LIMIT (the period has too many turns), KVF_E_NOMEM
  */
-kvf_status kvf_kept_make(kvf_token_share own, kvf_token_share other, kvf_kept *out);
+kvf_status kvf_kept_make(kvf_token_share own, kvf_token_share other, uint32_t tokens_per_step, kvf_kept *out);
 
 /** A zeroed one is accepted. */
 void kvf_kept_free(kvf_kept *kept);

@@ -32,17 +32,19 @@ static bool is_share(kvf_token_share own, kvf_token_share of_item) {
 
 /* Finds the steps of the item's group that both ends keep, in this rank's positions. */
 static kvf_status pair_shares(const kvf_shard *shard, const kvf_stream_item *item, kvf_kept *out) {
+    const kvf_group_desc *group = kvf_model_group(shard->model, item->group);
     const kvf_token_share own = shard->groups[item->group].share;
+    const unsigned long long each = group->tokens_per_step;
     const uint32_t other = is_share(own, item->tokens[0]) ? 1 : 0;
     if (!is_share(own, item->tokens[1 - other]))
         return kvf_fail(
             KVF_E_MISMATCH,
-            "group %s: rank %u has share %u of %u of the tokens, in turns of %u; the selection is between "
-            "%u of %u, in turns of %u, and %u of %u, in turns of %u",
-            kvf_model_group(shard->model, item->group)->name, shard->desc.rank, own.index, own.count,
-            own.width, item->tokens[0].index, item->tokens[0].count, item->tokens[0].width,
-            item->tokens[1].index, item->tokens[1].count, item->tokens[1].width);
-    return kvf_kept_make(item->tokens[1 - other], item->tokens[other], out);
+            "group %s: rank %u has share %u of %u of the tokens, in turns of %llu; the selection is between "
+            "%u of %u, in turns of %llu, and %u of %u, in turns of %llu",
+            group->name, shard->desc.rank, own.index, own.count, own.width * each, item->tokens[0].index,
+            item->tokens[0].count, item->tokens[0].width * each, item->tokens[1].index, item->tokens[1].count,
+            item->tokens[1].width * each);
+    return kvf_kept_make(item->tokens[1 - other], item->tokens[other], group->tokens_per_step, out);
 }
 
 /* No product overflows: the bytes of a step of the group, in the model's types, fit in 64 bits. */

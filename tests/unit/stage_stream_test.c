@@ -212,6 +212,33 @@ static void shares_that_hardly_ever_repeat_are_refused(void **state) {
     kvf_model_free(model);
 }
 
+/* A selection's shares count entries of 4 tokens. */
+static void shares_of_entries_are_told_in_tokens(void **state) {
+    (void)state;
+    kvf_model *model = entries_of(4);
+    kvf_engine *engine =
+        engine_of(model, ENGINE(.tp_size = 3, .dcp_size = 3, .dcp_width = 4036, .all = {.block_count = 9}));
+    const kvf_shard *shard = kvf_engine_shard(engine, 0);
+    kvf_stream_item item = {.layers = {0, 1},
+                            .units = {0, 1},
+                            .tokens = {step_share(shard, 0), {.index = 1, .count = 8192, .width = 1}},
+                            .dtype = KVF_DTYPE_BF16};
+    kvf_selection *selection = NULL;
+    kvf_stream_map *map = NULL;
+    assert_ok(kvf_selection_check(model, &item, 1, &selection));
+    assert_fails(kvf_stream_map_create(shard, selection, &map), KVF_E_LIMIT, "by 3 in turns of 4036 locally",
+                 "by 8192 in turns of 4 remotely");
+    kvf_selection_free(selection);
+    item.tokens[0].index = 2;
+    assert_ok(kvf_selection_check(model, &item, 1, &selection));
+    assert_fails(
+        kvf_stream_map_create(shard, selection, &map), KVF_E_MISMATCH, "share 0 of 3",
+        "in turns of 4036; the selection is between 2 of 3, in turns of 4036, and 1 of 8192, in turns of 4");
+    kvf_selection_free(selection);
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
 static void steps_before_a_window_are_left_out_and_need_no_block(void **state) {
     (void)state;
     const pair p = pair_of(latent_of(2, (kvf_group_desc){.name = "swa", .window_tokens = 9}),
@@ -535,6 +562,7 @@ int main(void) {
         cmocka_unit_test(states_are_moved_whole_beside_tokens),
         cmocka_unit_test(ranks_that_share_tokens_unlike_move_what_both_keep),
         cmocka_unit_test(shares_that_hardly_ever_repeat_are_refused),
+        cmocka_unit_test(shares_of_entries_are_told_in_tokens),
         cmocka_unit_test(steps_before_a_window_are_left_out_and_need_no_block),
         cmocka_unit_test(cells_that_are_cut_unlike_meet_as_elements),
         cmocka_unit_test(elements_become_those_of_the_reader_on_the_way),
