@@ -363,7 +363,8 @@ class GroupSpec:
 
     Attributes:
         block_count: logical blocks in the cache
-        tokens_per_block: of a logical block; state groups: always 1
+        tokens_per_block: of a logical block; 0: the first multiple of the group's tokens_per_step from 16 on;
+            state groups: always 1
         order: the axes from outermost to innermost, see kvf_group_spec in kvferry/shard.h: L layer, B block,
             T tensor, P part, H head, N token; '|' ends the axes that get a buffer of their own
         kernel_blocks_per_block: number of smaller blocks into which memory is cut for each logical block
@@ -372,7 +373,7 @@ class GroupSpec:
     """
 
     block_count: int = 0
-    tokens_per_block: int = 16
+    tokens_per_block: int = 0
     order: str = "L|BPHN"
     kernel_blocks_per_block: int = 1
     page_bytes: int = 0

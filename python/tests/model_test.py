@@ -91,6 +91,13 @@ def test_a_group_of_entries_says_how_many_some_tokens_make() -> None:
         Engine(model, groups=[GroupSpec(9, 18), GroupSpec(9, 16)])
 
 
+def test_a_block_has_whole_entries_where_nobody_says_how_many_tokens() -> None:
+    parts = (Part("latent", "bf16", 1, 8, tp_rule=TpRule.REPLICATE),)
+    groups = [Group(f"of {each}", (0,), parts, tokens_per_step=each) for each in (1, 3, 4, 128)]
+    shard = Engine(Model(groups), GroupSpec(9)).shard(0)
+    assert [group.tokens_per_block for group in shard.groups] == [16, 18, 16, 128]
+
+
 def test_a_field_that_may_decide_a_size_and_is_not_read_is_warned_of() -> None:
     words = "llama: new_head_dim is 8: it may decide a size, but is not read for llama"
     with pytest.warns(kvferry.ConfigWarning, match=words) as caught:
