@@ -1,10 +1,10 @@
 /*
  * Checksums of cached cells that do not depend on the shape of the engine that holds them.
  *
- * The checksum of a *step* (a token, a state) is the sum modulo 2^64 of one 64-bit hash for each of its cells, and a
- * cell's hash depends on its bytes and on its coordinates in the model: the names of its group and part, layer, row,
- * unit and step. It does not depend on block sizes, orders, the ranks that hold a cell, or the pieces it is kept in, so
- * a rank of P at TP 4 and a rank of D at TP 2 can compare what they have in common:
+ * The checksum of a *step* (a token, an entry of several, a state) is the sum modulo 2^64 of one 64-bit hash for each
+ * of its cells, and a cell's hash depends on its bytes and on its coordinates in the model: the names of its group and
+ * part, layer, row, unit and step. It does not depend on block sizes, orders, the ranks that hold a cell, or the pieces
+ * it is kept in, so a rank of P at TP 4 and a rank of D at TP 2 can compare what they have in common:
  *
  *    P rank 0: heads 0..1  --- sum a ---.
  *                                        +-- a + b  ==  sum of heads 0..3 on D rank 0

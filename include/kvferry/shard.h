@@ -179,7 +179,7 @@ typedef struct kvf_cell_location {
  *
  * @param layer  index into kvf_group_desc.layers
  * @param block  logical block
- * @param row    row in the logical block: token * rows_per_step + row of the step
+ * @param row    row in the logical block: step in the block * rows_per_step + row of the step
  * @param unit   counted over the whole model
  * @param out    struct_size is set by the caller; the rest is filled in
  * @return KVF_OK, KVF_E_RANGE (this rank does not hold it), KVF_E_INVALID
@@ -193,7 +193,7 @@ KVF_API kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint
  * How one rank arranges a group in memory.
  *
  * `order` nests the axes from outermost to innermost, one letter each: L layer, B block, T tensor, P part,
- * H unit (a head, a channel), N row (a token); the cell itself is innermost. A '|' ends the axes that get a
+ * H unit (a head, a channel), N row (a token, an entry); the cell itself is innermost. A '|' ends the axes that get a
  * buffer of their own. T may be left out: it then stands just outside P. Examples:
  *
  *   "L|BPHN"   a buffer per layer; in a page all of K, then all of V; head before token (HND)

@@ -37,7 +37,7 @@ def checksum_steps(
         layers: indices into Group.layers; all must be held here
         units: of the whole model's units; all must be held here
         table: where the steps are on this rank
-        steps: tokens, or states
+        steps: tokens, entries of several tokens, or states; see Group.step_count()
 
     Returns the sum of each step; 0 for steps that this rank does not keep.
     Raises OutOfRangeError (the detail names field, value and what is allowed), UnsupportedError, InvalidError.

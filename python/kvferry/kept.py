@@ -21,7 +21,7 @@ class KeptRequest:
         moves: a consumer has a lease on it, or it is being written to one
         consumers: engines that will take it
         served: those of them that have it, or have given it up
-        tokens: steps that are there, or that the push will have; of the group with most
+        tokens: that are there, or that the push will have; of the group with most
         age: seconds since the call that made it
         left: seconds until it fails, unless a consumer gives a sign of life, if it is a hold; None: no limit
     """

@@ -292,7 +292,7 @@ class Shard(Handle):
         Args:
             layer: index into Group.layers
             block: logical block
-            row: row in the logical block: token * rows_per_step + row of the step
+            row: row in the logical block: step in the block * rows_per_step + row of the step
             unit: unit of the whole model
 
         Raises OutOfRangeError when this rank does not hold it.
