@@ -37,6 +37,8 @@ succeeds "a demo moves it" 'Verified after each round' \
 toy "{\"name\": \"csa\", \"tokens_per_step\": 4, \"layers\": [0, 1], \"parts\": [$k]}"
 succeeds "prompts that complete no entry are not compared with copying" '^first +0 B +0 +0 B +[^ ]+ [mu]?s +0\.00$' \
     demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 3 --requests 2 --rounds 1 --memory-limit 16m
+refuses "nobody is killed in a request that moves nothing" 2 '--kill: nothing moves .* complete no entry' \
+    demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 3 --requests 2 --memory-limit 16m --kill
 refuses "types that the file says already" 2 '--dtype has no effect: the file of --groups' \
     plan --groups "$file" --dtype fp8
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"part\": [$k]}"

@@ -14,11 +14,23 @@ enum { KILL_LEASE_S = 10 };
 
 /* ---- choosing the victim --------------------------------------------------------------------- */
 
+/* A prompt may complete no entry of several tokens. */
+static bool moves_nothing(const kvf_group_request *groups, uint32_t count) {
+    for (uint32_t g = 0; g < count; g++)
+        if (groups[g].begin < groups[g].end)
+            return false;
+    return true;
+}
+
 int killing_prepare(demo_job *job) {
     const kvf_plan_options how = {.struct_size = sizeof how, .convert = job->all.convert};
     kvf_plan *plan = NULL;
     if (strcmp(job->asked->transport, "inproc") == 0)
         return usage_error("--kill ends a process, and with --transport inproc all ranks are one process");
+    if (moves_nothing(workload_request(&job->work, 0), job->work.group_count))
+        return usage_error(
+            "--kill: nothing moves in the first request, because its tokens complete no entry; "
+            "allowed: more --tokens");
     kvf_status status = kvf_plan_build(kvf_engine_shard(job->all.decode, 0), job->all.prefill, &how, &plan);
     if (status)
         return library_failure(status, "planning");
