@@ -76,16 +76,17 @@ int place_visit(const options *asked, const char *name, const meeting_place *pla
 
 int visited_model(const options *asked, const char *key, const kvf_engine *visited, kvf_model **out) {
     const kvf_model *theirs = kvf_engine_model(visited);
-    if (asked->model) {
+    if (asked->model || asked->groups) {
         int result = options_load_model(asked, out);
         kvf_status status = result ? KVF_OK : kvf_model_compare(*out, theirs);
-        return status ? library_error(status, "--model is not what %s caches", kvf_engine_name(visited))
+        return status ? library_error(status, "--%s is not what %s caches",
+                                      asked->groups ? "groups" : "model", kvf_engine_name(visited))
                       : result;
     }
     for (uint32_t g = 0; g < kvf_model_group_count(theirs); g++)
         if (kvf_model_group(theirs, g)->kind == KVF_GROUP_STATE)
             return usage_error(
-                "--%s needs --model: %s keeps state in group %s, and does not say which of its "
+                "--%s needs --model or --groups: %s keeps state in group %s, and does not say which of its "
                 "channels stay together",
                 key, kvf_engine_name(visited), kvf_model_group(theirs, g)->name);
     *out = kvf_model_retain(theirs);

@@ -49,6 +49,9 @@ succeeds "a shape can take the part of the prefill engine" '^ +1 +1 +full +k v +
 succeeds "models with state are explained" '^  ssm.*: layers .*conv\.x [0-9]+ channels' explain "$hybrid"
 succeeds "a shape of a model with state is laid out with its model" 'conv.x +.*channels 0-2047' \
     explain "$hybrid" --decode tp=1 --model nemotron-3-nano-30b
+"$KVFERRY" models --model nemotron-3-nano-30b --json "$folder/groups.json" >/dev/null
+succeeds "the model's groups do as well" 'conv\.x +.*channels 0-2047' \
+    explain "$hybrid" --decode tp=1 --groups "$folder/groups.json"
 
 run explain "$prefill" --json
 if [ "$code" -eq 0 ] && is_json "$output" && grep -q '"engine": *"prefill-a"' "$output" &&
@@ -81,7 +84,9 @@ refuses "nobody there" 1 'no answer within 1.0 s: .*127.0.0.1:1' explain tcp://1
 refuses "a pair of unlike models" 1 'full.k.units is' explain "$prefill" "$hybrid"
 refuses "a model that is not the engine's" 2 '--model is not what prefill-a caches: ' \
     explain "$prefill" --decode tp=1 --model llama-3.1-70b
-refuses "a shape of a model with state without its model" 2 '--decode needs --model: hybrid keeps state' \
+refuses "groups that are not the engine's" 2 '--groups is not what prefill-a caches: ' \
+    explain "$prefill" --decode tp=1 --groups "$folder/groups.json"
+refuses "a shape of a model with state without its model" 2 '--decode needs --model or --groups: hybrid keeps state' \
     explain "$hybrid" --decode tp=1
 refuses "a file without keys" 2 '--key-file is' explain "$locked" --key-file /dev/null
 

@@ -58,7 +58,7 @@ refuses "a wrong element is named by its coordinates" 1 \
 serve hybrid --model nemotron-3-nano-30b --prefill tp=2 --memory-limit 1g
 succeeds "a model with state is fetched with its model" '^Verified' \
     fetch "$met" --model nemotron-3-nano-30b --decode tp=1,state.order=sd
-refuses "a model with state needs its model" 2 '--decode needs --model: prefill keeps state' fetch "$met"
+refuses "a model with state needs its model" 2 '--decode needs --model or --groups: prefill keeps state' fetch "$met"
 
 # ---- keys
 
