@@ -6,7 +6,7 @@ VECTORS ?= tests/vectors
 ARGS ?=
 
 .DEFAULT_GOAL := build
-.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-container check-deb check-page check-python check-trace check-vllm wheel fuzz \
+.PHONY: help setup build debug demo demo-vllm check check-hostile check-network check-property check-ucx check-vectors check-long check-container check-deb check-page check-python check-sglang check-trace check-vllm wheel fuzz \
 	bench bench-cuda bench-hosts bench-vllm carry-cuda check-cuda lint format abi-record mutate install uninstall deb clean
 
 help:
@@ -26,6 +26,7 @@ help:
 	@echo 'make check-trace      have Perfetto open a trace of two agents, in a real browser, both installed for it (150 MB)'
 	@echo 'make check-python     install the Python package into build/python, test it, and try its wheel'
 	@echo 'make check-vllm       two vLLM servers, a prefill and a decode one, in an environment of their own (6 GB); ARGS=--short'
+	@echo 'make check-sglang     two SGLang servers likewise, in an environment of their own (7 GB); ARGS="tp1-tp2 faults"'
 	@echo 'make check-cuda       the tests of devices on a GPU; without one it prints "skipped: no GPU" and succeeds'
 	@echo 'make bench-cuda       the benchmark of devices on a GPU; the same without one'
 	@echo 'make carry-cuda       pack both, with Python, for a machine without a network: build/carry/*.tar.gz; KVF_CARRY_UCX=1'
@@ -105,6 +106,7 @@ check-long:
 	@scripts/check-neon
 	@scripts/fuzz
 	scripts/check-vllm --minutes=$${KVF_VLLM_MINUTES:-30} faults faults-push-layers
+	scripts/check-sglang
 
 fuzz:
 	@scripts/setup build fuzz
@@ -134,6 +136,10 @@ check-python:
 check-vllm:
 	@scripts/setup build python
 	@scripts/check-vllm $(ARGS)
+
+check-sglang:
+	@scripts/setup build python
+	@scripts/check-sglang $(ARGS)
 
 check-cuda:
 	@scripts/setup build check device

@@ -1,0 +1,57 @@
+"""The cases: two servers of a shape, and what is done with them."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from servers import Side
+
+
+class What(enum.Enum):
+    """What a case does."""
+
+    HAND_OVER = "hand over"
+    PREFIXES = "prefixes"
+    FAULTS = "faults"
+    MISMATCH = "mismatch"
+    WRONG_KEY = "wrong key"
+
+
+PLAIN = Side()
+PAGES = Side(page=16)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two servers.
+
+    Attributes:
+        decode_model: of the decode server; "": the prefill server's
+        keys: the servers have keys and allow only each other
+        patience: seconds after which SGLang gives a request up
+    """
+
+    model: str = "llama"
+    prefill: Side = PAGES
+    decode: Side = PAGES
+    what: What = What.HAND_OVER
+    decode_model: str = ""
+    keys: bool = False
+    patience: int = 60
+
+
+CASES = {
+    "pages-of-1": Case(prefill=PLAIN, decode=PLAIN),
+    "chunks": Case("qwen3", Side(page=16, arguments=("--chunked-prefill-size", "64"))),
+    "tp1-tp2": Case(decode=Side(page=16, tp=2)),
+    "tp2-tp1": Case(prefill=Side(page=16, tp=2)),
+    "pp2-pp1": Case(prefill=Side(page=16, pp=2)),
+    "keys": Case(keys=True),
+    "prefixes": Case(
+        decode=Side(page=16, arguments=("--disaggregation-decode-enable-radix-cache",)), what=What.PREFIXES
+    ),
+    "faults": Case(what=What.FAULTS, patience=10),
+    "mismatch": Case(decode_model="llama-layers", what=What.MISMATCH, patience=10),
+    "wrong-key": Case(what=What.WRONG_KEY, keys=True, patience=10),
+}

@@ -1,0 +1,180 @@
+"""The two servers of a case, and what a request through both must give."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import secrets
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from cases import Case
+from models import COMMON
+from probing import SPOIL
+from servers import Refused, Server, free_port
+
+import kvferry
+
+READOUT_SECONDS = 20
+ROOMS = 2**62
+HEAD_BYTES = 4 * COMMON["head_dim"]  # the servers run with float32
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode server, from before they start until they have ended."""
+
+    folder: pathlib.Path  # for the models and logs
+    name: str
+    case: Case
+
+    def __post_init__(self) -> None:
+        self.readout = self.folder / f"{self.name}.readout"
+        shutil.rmtree(self.readout, ignore_errors=True)
+        self.readout.mkdir(parents=True)
+        self.sides = {"prefill": self.case.prefill, "decode": self.case.decode}
+        self._keys = {mode: kvferry.make_keys() for mode in self.sides}
+        bootstrap = free_port()
+        self.prefill, self.decode = (self.server(mode, bootstrap) for mode in self.sides)
+
+    def server(self, mode: str, bootstrap: int) -> Server:
+        """A server of a mode, not started yet."""
+        model = self.case.decode_model if mode == "decode" else ""
+        log = self.folder / f"{self.name}.{mode}.log"
+        log.unlink(missing_ok=True)
+        environment = {
+            "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": str(self.case.patience),
+            "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": str(self.case.patience),
+        }
+        return Server(
+            model=self.folder / (model or self.case.model),
+            side=self.sides[mode],
+            mode=mode,
+            bootstrap=bootstrap,
+            log=log,
+            readout=self.readout,
+            environment=environment | (self.keys(mode) if self.case.keys else {}),
+        )
+
+    def keys(self, mode: str) -> dict[str, str]:
+        """Settings with which servers of this case can talk only to each other."""
+        file = self.readout / f"{mode}.keys"
+        file.touch(0o600)
+        file.write_text(json.dumps(self._keys[mode]._asdict()))
+        allowed = ",".join(keys.public_key for keys in self._keys.values())
+        return {"KVFERRY_KEY_FILE": str(file), "KVFERRY_ALLOWED_KEYS": allowed}
+
+    def __enter__(self) -> Pair:
+        try:
+            for server in (self.prefill, self.decode):
+                server.start()
+            for server in (self.prefill, self.decode):
+                server.ready()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in (self.decode, self.prefill):
+            server.stop()
+        shutil.rmtree(self.readout, ignore_errors=True)
+
+    def hand_over(self, prompt: list[int], tokens: int, room: int = 0) -> list[int]:
+        """Asks both servers at once, as a router does; returns the decode server's tokens. Raises Refused."""
+        room = room or secrets.randbelow(ROOMS) + 1
+        with Asking(self.prefill, prompt, tokens, room), Asking(self.decode, prompt, tokens, room) as answer:
+            return answer.tokens()
+
+    def spoil(self, spoils: bool) -> None:
+        """Whether decode ranks lose what has arrived."""
+        if spoils:
+            (self.readout / SPOIL).touch()
+        else:
+            (self.readout / SPOIL).unlink()
+
+    def cells(self, mode: str, room: int, prompt_tokens: int) -> Any:
+        """What a server had of a request: [layer][keys or values][token][head][element], of all ranks."""
+        side = self.sides[mode]
+        stages = []
+        for stage in range(side.pp):
+            heads = [self._rank(mode, room, stage, rank) for rank in range(side.tp)]
+            stages.append(np.concatenate(heads, axis=3))
+        return np.concatenate(stages)[:, :, :prompt_tokens]
+
+    def pages(self, mode: str, room: int) -> Any:
+        """The pages of a request that moved, of the first buffer of the first rank."""
+        return self._buffers(mode, room, 0, 0)[0]
+
+    def _buffers(self, mode: str, room: int, stage: int, rank: int) -> list[Any]:
+        file = self.readout / f"{mode}.{room}.{stage}.{rank}.npz"
+        until = time.monotonic() + READOUT_SECONDS
+        while not file.exists():
+            if time.monotonic() > until:
+                raise RuntimeError(f"nothing was read out into {file.name}")
+            time.sleep(0.01)
+        with np.load(file) as found:
+            return [found[str(i)] for i in range(len(found.files))]
+
+    def _rank(self, mode: str, room: int, stage: int, rank: int) -> Any:
+        buffers = self._buffers(mode, room, stage, rank)
+        half = len(buffers) // 2
+        page = self.sides[mode].page
+        shaped = [b.reshape(len(b) * page, -1, HEAD_BYTES).view(np.float32) for b in buffers]
+        return np.stack([np.stack(shaped[:half]), np.stack(shaped[half:])], axis=1)
+
+
+class Asking(threading.Thread):
+    """A request to one server, in a thread of its own."""
+
+    def __init__(self, server: Server, prompt: list[int], tokens: int, room: int, **more: Any) -> None:
+        super().__init__(daemon=True)
+        self._ask = lambda: server.ask(prompt, tokens, room, **more)
+        self._found: dict[str, Any] | Refused = Refused("no answer")
+
+    def run(self) -> None:
+        """Asks."""
+        try:
+            self._found = self._ask()
+        except Refused as why:
+            self._found = why
+
+    def __enter__(self) -> Asking:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.join()
+
+    def tokens(self) -> list[int]:
+        """The tokens, when they are there. Raises Refused."""
+        self.join()
+        if isinstance(self._found, Refused):
+            raise self._found
+        found: list[int] = self._found["output_ids"]
+        return found
+
+
+class Reference:
+    """What the model itself generates: transformers, greedily."""
+
+    def __init__(self, model: pathlib.Path) -> None:
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+    def tokens(self, prompt: list[int], tokens: int) -> list[int]:
+        """The tokens that follow a prompt."""
+        found: list[int] = []
+        more, cache = torch.tensor([prompt]), None
+        with torch.no_grad():
+            for _ in range(tokens):  # generate() would leave out the token that ends a sequence
+                out = self._model(more, past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                more = out.logits[:, -1:].argmax(-1)
+                found.append(int(more))
+        return found

@@ -1,0 +1,444 @@
+"""Caches of SGLang's own pools move between engines of different tensor-parallel size, without servers.
+
+Each rank has a pool of SGLang with true shapes and strides. What a rank of the prefill engine has is cut from
+numbers of the whole model; afterwards each rank of the decode engine must have what is cut for it. The pools'
+tensors are read by SGLang's names, by code that shares nothing with the backend's geometry.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import unittest
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from sglang.srt.configs.mamba_utils import (
+    KimiLinearCacheParams,
+    KimiLinearStateShape,
+    Mamba2CacheParams,
+    Mamba2StateShape,
+)
+from sglang.srt.disaggregation.base.conn import KVArgs
+from sglang.srt.disaggregation.utils import setup_state_kv_args
+from sglang.srt.mem_cache.memory_pool import (
+    DSATokenToKVPool,
+    HybridLinearKVPool,
+    MambaPool,
+    MHATokenToKVPool,
+    MLATokenToKVPool,
+)
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+from sglang.srt.runtime_context import get_parallel
+
+from kvferry import Agent, BlockTable, EventKind, MismatchError, NotFoundError, UnsupportedError
+from kvferry.sglang.blocks import Chunks, block_ids, steps_of
+from kvferry.sglang.caches import components_of, facts_of
+from kvferry.sglang.geometry import arrays_of, build_engine, cache_type
+
+PAGE = 64  # of other sizes there are no indexers
+TOKENS = 478
+WINDOW = 130
+HEADS = 4
+HEAD = 8
+TYPE = torch.bfloat16
+SLOTS = 24 * PAGE
+LATENT, ROPE = 16, 8
+SECONDS = 30
+
+
+@dataclass
+class Place:
+    """A tensor of the cache of one rank: its first axis is a token's slot, or a state's.
+
+    Attributes:
+        name: of what is in it, equal in all ranks
+        blocks: whose slots: the pages of all tokens, those of the window, or the state's
+        axis: that ranks share; None: all have all
+        parts: lengths of the parts that are shared separately; (): one
+    """
+
+    name: str
+    tensor: torch.Tensor
+    blocks: str = "all"
+    axis: int | None = 1
+    parts: tuple[int, ...] = ()
+
+
+class Rank:
+    """A rank of an engine: its pool, its agent, and the blocks of the request."""
+
+    def __init__(
+        self, kind: type[Cache], name: str, rank: int, tp_size: int, draw: np.random.Generator
+    ) -> None:
+        self.tp = rank, tp_size
+        cache = kind(tp_size)
+        self.pool, self.places = cache.pool, cache.places()
+        self.args = args = KVArgs()
+        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = self.pool.get_contiguous_buf_infos()
+        args.page_size, args.kv_cache_dtype_str = PAGE, "auto"
+        args.kv_layer_ids = self.pool.get_kv_layer_ids() if hasattr(self.pool, "get_kv_layer_ids") else []
+        setup_state_kv_args(args, self.pool)
+        self.components = components_of(args, cache.config(), cache.latent, tp_size, cache.LAYERS)
+        engine = build_engine(self.components, name, tp_size, [cache.LAYERS])
+        self.agent = Agent(engine, rank, facts=facts_of(self.components, cache.config(), ""))
+        self.agent.register(arrays_of(self.components, False))
+        pages = -(-TOKENS // PAGE)
+        self.pages = draw.permutation(np.arange(1, SLOTS // PAGE))[:pages].astype(np.uint32)
+        windows = -(-TOKENS // PAGE) - (TOKENS - WINDOW) // PAGE
+        self.window = draw.permutation(np.arange(1, SLOTS // 2 // PAGE))[:windows].astype(np.uint32)
+        self.slot = np.uint32(draw.integers(1, 6))
+
+    def others(self) -> list[Any]:
+        """The blocks of the other components, as SGLang gives them."""
+        of = {"swa": self.window, "dsa": self.pages, "mamba": [np.array(self.slot)]}
+        return [of[component.name] for component in self.components[1:]]
+
+    def rows(self, place: Place, first_page: int = 0) -> tuple[Any, slice]:
+        """Rows of a tensor that belong to the request, and which rows of the whole they are."""
+        if place.blocks == "slot":
+            return np.array([self.slot]), slice(0, 1)
+        pages = self.pages[first_page:] if place.blocks == "all" else self.window
+        rows = (pages[:, None].astype(np.int64) * PAGE + np.arange(PAGE)).ravel()
+        end = len(self.pages) * PAGE
+        return rows, slice(end - len(rows), end)
+
+    def share(self, whole: Any, place: Place) -> Any:
+        """What this rank has of the numbers of the whole model."""
+        if place.axis is None:
+            return whole
+        rank, size = self.tp
+        length = whole.shape[place.axis]
+        found, begin = [], 0
+        for part in place.parts or (length,):
+            copies = max(1, size // part)  # more ranks than units: several have the same
+            each = max(1, part // size)
+            first = begin + rank // copies * each
+            found.append(np.take(whole, range(first, first + each), axis=place.axis))
+            begin += part
+        return np.concatenate(found, axis=place.axis)
+
+
+class Cache:
+    """A pool of one rank, and where things are in it."""
+
+    LAYERS = 3
+    latent = False
+    pool: Any
+
+    def __init__(self, tp_size: int) -> None:
+        raise NotImplementedError
+
+    def config(self) -> Any:
+        """What the backend reads of the model's configuration."""
+        return SimpleNamespace(
+            num_hidden_layers=self.LAYERS,
+            dtype=TYPE,
+            hf_config=SimpleNamespace(architectures=["Tiny"]),
+            get_total_num_kv_heads=lambda: HEADS,
+            get_swa_num_kv_heads=lambda tp_size: HEADS * 2 // tp_size,
+            full_attention_layer_ids=[0, 2],
+            swa_attention_layer_ids=[1],
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        return self.heads(self.pool, "full")
+
+    @staticmethod
+    def heads(pool: Any, name: str, blocks: str = "all") -> list[Place]:
+        """Keys and values."""
+        return [
+            Place(f"{name} {kind} {layer}", tensor, blocks)
+            for kind, buffers in (("k", pool.k_buffer), ("v", pool.v_buffer))
+            for layer, tensor in enumerate(buffers)
+        ]
+
+
+class Heads(Cache):
+    """Multi-head attention; values of another size than keys."""
+
+    def __init__(self, tp_size: int) -> None:
+        heads = max(1, HEADS // tp_size)
+        self.pool = MHATokenToKVPool(
+            SLOTS, PAGE, TYPE, heads, HEAD, self.LAYERS, "cpu", False, v_head_dim=HEAD // 2
+        )
+
+
+class Latents(Cache):
+    """Multi-head latent attention."""
+
+    latent = True
+
+    def __init__(self, tp_size: int) -> None:
+        self.pool = MLATokenToKVPool(SLOTS, PAGE, TYPE, LATENT, ROPE, self.LAYERS, "cpu", False)
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        return [Place(f"latent {i}", tensor, axis=None) for i, tensor in enumerate(self.pool.kv_buffer)]
+
+
+class Indexed(Latents):
+    """Latents, and an indexer whose keys and scales lie apart in each page."""
+
+    def __init__(self, tp_size: int) -> None:
+        self.pool = DSATokenToKVPool(
+            SLOTS, PAGE, LATENT, TYPE, ROPE, self.LAYERS, "cpu", 128, False, LATENT + ROPE
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors; an indexer's page, shared out evenly to its tokens."""
+        index = [
+            Place(f"index {i}", tensor.view(torch.uint8).reshape(-1, tensor[0].nbytes // PAGE), axis=None)
+            for i, tensor in enumerate(self.pool.index_k_with_scale_buffer)
+        ]
+        return super().places() + index
+
+
+class Windows(Cache):
+    """Layers with a sliding window in a pool of their own, with more heads than the others."""
+
+    def __init__(self, tp_size: int) -> None:
+        self.pool = SWAKVPool(
+            SLOTS,
+            SLOTS // 2,
+            PAGE,
+            TYPE,
+            max(1, HEADS // tp_size),
+            HEAD,
+            [1],
+            [0, 2],
+            "cpu",
+            swa_head_num=max(1, HEADS * 2 // tp_size),
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        return [
+            *self.heads(self.pool.full_kv_pool, "full"),
+            *self.heads(self.pool.swa_kv_pool, "window", "window"),
+        ]
+
+
+class States(Cache):
+    """Gated delta nets: a convolution's state of three parts, and a recurrent state."""
+
+    PARTS: tuple[int, ...] = (16, 16, 64)
+    STATES = 8
+
+    def __init__(self, tp_size: int) -> None:
+        self._of_states(tp_size, self.state_shape(tp_size))
+
+    def _of_states(self, tp_size: int, params: Any) -> None:
+        states = MambaPool(
+            size=self.STATES, spec_state_size=0, cache_params=params, mamba_layer_ids=[0, 2], device="cpu"
+        )
+        self.pool = HybridLinearKVPool(SLOTS, TYPE, PAGE, max(1, HEADS // tp_size), HEAD, [1], "cpu", states)
+
+    def state_shape(self, tp_size: int) -> Any:
+        """The shapes of a rank's states."""
+        shape = Mamba2StateShape.create(
+            tp_world_size=tp_size,
+            intermediate_size=64,
+            n_groups=4,
+            num_heads=4,
+            head_dim=16,
+            state_size=4,
+            conv_kernel=4,
+            conv_shard_groups=list(self.PARTS) or None,
+        )
+        return Mamba2CacheParams(shape=shape, layers=[0, 2])
+
+    CONV_AXIS = 1
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        cache = self.pool.mamba_pool.mamba_cache
+        conv = [
+            Place(f"conv {layer}", tensor, "slot", self.CONV_AXIS, self.PARTS)
+            for layer, tensor in enumerate(cache.conv[0])
+        ]
+        state = [Place(f"state {layer}", tensor, "slot") for layer, tensor in enumerate(cache.temporal)]
+        return [*self.heads(self.pool.full_kv_pool, "full"), *conv, *state]
+
+
+class RowStates(States):
+    """Kimi's delta nets, whose convolution's state has channels innermost."""
+
+    PARTS = (64, 64, 64)
+    CONV_AXIS = 2
+
+    def state_shape(self, tp_size: int) -> Any:
+        """The shapes of a rank's states."""
+        shape = KimiLinearStateShape.create(tp_world_size=tp_size, num_heads=4, head_dim=16)
+        return KimiLinearCacheParams(shape=shape, layers=[0, 2])
+
+
+class UnknownStates(States):
+    """Mamba 2: SGLang does not say what the channels of the convolution are."""
+
+    PARTS = ()
+
+
+@contextlib.contextmanager
+def engines(kind: type[Cache], *sizes: int) -> Iterator[list[list[Rank]]]:
+    """Engines of one model, a list of ranks each."""
+    draw = np.random.default_rng(3)
+    with contextlib.ExitStack() as stack, get_parallel().override(attn_dcp_size=1):
+        found = []
+        for i, size in enumerate(sizes):
+            ranks = [Rank(kind, f"engine-{i}", rank, size, draw) for rank in range(size)]
+            for rank in ranks:
+                stack.callback(rank.agent.close)
+                # A request has the same blocks in all ranks of an engine.
+                rank.pages, rank.window, rank.slot = ranks[0].pages, ranks[0].window, ranks[0].slot
+            for rank in ranks[1:]:
+                ranks[0].agent.introduce(rank.agent.introduction)
+            found.append(ranks)
+        yield found
+
+
+def whole_model(ranks: list[Rank], draw: np.random.Generator) -> dict[str, Any]:
+    """Numbers for the request of all ranks, by the names of tensors; bytes, so that all patterns occur."""
+    found = {}
+    for place in ranks[0].places:
+        shape = [len(ranks[0].pages) * PAGE if place.blocks != "slot" else 1, *bytes_of(place.tensor).shape[1:]]
+        if place.axis is not None:
+            units = bytes_of(place.tensor).shape[place.axis] * ranks[0].tp[1]
+            shape[place.axis] = min(units, HEADS) if place.name.startswith("full") else units
+        found[place.name] = draw.integers(0, 256, shape, dtype=np.uint8)
+    return found
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """A tensor's bytes, those of an element as a last axis; a view."""
+    return tensor.unsqueeze(-1).view(torch.uint8).numpy()
+
+
+def fill(rank: Rank, whole: dict[str, Any]) -> None:
+    """Puts into a rank what it has of the numbers."""
+    for place in rank.places:
+        rows, which = rank.rows(place)
+        bytes_of(place.tensor)[rows] = rank.share(whole[place.name], place)[which]
+
+
+def differing(rank: Rank, whole: dict[str, Any], first_page: int = 0) -> list[str]:
+    """The tensors that do not have what they must have."""
+    found = []
+    for place in rank.places:
+        rows, which = rank.rows(place, first_page)
+        if not np.array_equal(bytes_of(place.tensor)[rows], rank.share(whole[place.name], place)[which]):
+            found.append(place.name)
+    return found
+
+
+def say(rank: Rank, ticket: int, chunk: tuple[int, int], tables: list[BlockTable]) -> None:
+    """Says that a chunk is ready; the push may have ended, where nobody wants anything of this rank."""
+    with contextlib.suppress(NotFoundError):
+        rank.agent.push_ready(ticket, chunk, blocks=tables)
+
+
+def move(prefill: list[Rank], decode: list[Rank], chunks: tuple[int, ...], first: int = 0) -> None:
+    """Moves the request as the backend's managers do; `chunks`: numbers of pages, without the last."""
+    contact = prefill[0].agent.contact
+    for rank in decode:
+        ids = [rank.pages[first:], *(block_ids(others) for others in rank.others())]
+        ids = [ids[0], *(blocks[first:] if len(blocks) == len(rank.pages) else blocks for blocks in ids[1:])]
+        counts = [len(blocks) for blocks in ids]
+        rank.agent.expect("request", contact, steps_of(rank.components, first, counts, ids))
+    for rank in prefill:
+        ticket = rank.agent.push("request", steps_of(rank.components, first, counts))
+        said = Chunks(rank.components, first, counts)
+        left = rank.pages[first:]
+        for count in chunks:
+            ready = said.add(left[:count], None)
+            if ready is not None:
+                say(rank, ticket, *ready)
+            left = left[count:]
+        others = [
+            blocks[first:] if np.shape(blocks) == np.shape(rank.pages) else blocks for blocks in rank.others()
+        ]
+        ready = said.add(left, others)
+        assert ready is not None
+        say(rank, ticket, *ready)
+    for rank in (*decode, *prefill):
+        event = rank.agent.wait_event(SECONDS)
+        while event is not None and event.kind == EventKind.PEER_READY:
+            event = rank.agent.wait_event(SECONDS)
+        assert event is not None and event.kind == EventKind.DONE, event
+
+
+class Pools(unittest.TestCase):
+    """See above."""
+
+    KINDS = (Heads, Latents, Indexed, Windows, States, RowStates)
+
+    def test_what_ranks_have_is_what_other_ranks_get(self) -> None:
+        for kind in self.KINDS:
+            for sizes in ((1, 1), (1, 2), (2, 1), (4, 2), (2, 4)):
+                for chunks in ((), (2, 1, 3)):
+                    with self.subTest(kind.__name__, sizes=sizes, chunks=chunks), engines(kind, *sizes) as both:
+                        prefill, decode = both
+                        whole = whole_model(prefill, np.random.default_rng(5))
+                        for rank in prefill:
+                            fill(rank, whole)
+                        for rank in decode:  # a control: nothing is there before
+                            self.assertEqual(differing(rank, whole), [place.name for place in rank.places])
+                        move(prefill, decode, chunks)
+                        for rank in decode:
+                            self.assertEqual(differing(rank, whole), [])
+
+    def test_more_ranks_than_heads_have_the_same_heads(self) -> None:
+        for sizes in ((8, 1), (1, 8), (8, 2)):
+            with self.subTest(sizes=sizes), engines(Heads, *sizes) as (prefill, decode):
+                whole = whole_model(prefill, np.random.default_rng(5))
+                for rank in prefill:
+                    fill(rank, whole)
+                move(prefill, decode, (3,))
+                for rank in decode:
+                    self.assertEqual(differing(rank, whole), [])
+
+    def test_pages_that_the_decode_engine_has_do_not_move(self) -> None:
+        for kind in (Heads, Indexed, Windows, States):
+            with self.subTest(kind.__name__), engines(kind, 2, 1) as (prefill, decode):
+                whole = whole_model(prefill, np.random.default_rng(5))
+                for rank in prefill:
+                    fill(rank, whole)
+                move(prefill, decode, (1,), first=2)
+                self.assertEqual(differing(decode[0], whole, 2), [])
+                first = next(place for place in decode[0].places if place.blocks == "all")
+                rows = decode[0].pages[0] * PAGE + np.arange(PAGE)
+                self.assertFalse(bytes_of(first.tensor)[rows].any())
+
+    def test_states_of_unknown_channels_move_only_between_equal_sizes(self) -> None:
+        with engines(UnknownStates, 2, 2) as (prefill, decode):
+            whole = whole_model(prefill, np.random.default_rng(5))
+            for rank in prefill:
+                fill(rank, whole)
+            move(prefill, decode, ())
+            for rank in decode:
+                self.assertEqual(differing(rank, whole), [])
+        failure = self.assertRaisesRegex(AssertionError, "MISMATCH.*mamba")
+        with engines(UnknownStates, 2, 1) as (prefill, decode), failure:
+            move(prefill, decode, ())
+
+    def test_another_number_of_blocks_is_refused_by_name(self) -> None:
+        with engines(Windows, 1) as ((rank,),):
+            chunks = Chunks(rank.components, 0, [8, 2])
+            with self.assertRaisesRegex(MismatchError, f"{len(rank.window)} blocks of swa .* 2 in the decode"):
+                chunks.add(rank.pages, [rank.window])
+        with engines(Indexed, 1) as ((rank,),):
+            chunks = Chunks(rank.components, 0, [8, 8])
+            with self.assertRaisesRegex(MismatchError, "other pages of dsa than of kv"):
+                chunks.add(rank.pages, [rank.pages[::-1]])
+
+    def test_a_type_that_is_not_known_is_refused_by_name(self) -> None:
+        with self.assertRaisesRegex(UnsupportedError, "kv_cache_dtype is fp4_e2m1; allowed: auto, bf16"):
+            cache_type("fp4_e2m1", "torch.bfloat16")
+
+
+if __name__ == "__main__":
+    unittest.main()
