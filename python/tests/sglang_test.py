@@ -10,7 +10,7 @@ import pytest
 
 import kvferry
 from kvferry import Dtype, InvalidError, MismatchError, UnsupportedError
-from kvferry.sglang.blocks import Chunks, block_ids, steps_of
+from kvferry.sglang.blocks import Chunks, Extent, block_ids, steps_of
 from kvferry.sglang.geometry import Blocks, Buffers, Component, StateTensors, build_engine, of_states, of_tokens
 from kvferry.sglang.settings import read_settings
 
@@ -86,25 +86,38 @@ def test_buffers_that_contradict_the_model_are_refused_by_name() -> None:
 
 def test_a_window_waits_for_the_last_chunk_and_the_rest_does_not() -> None:
     parts = [tokens(), tokens("swa", Blocks.LAST)]
-    steps = steps_of(parts, 1, [6, 2])
-    assert [(step.begin, step.end) for step in steps] == [(4, 28), (20, 28)]
-    chunks = Chunks(parts, 1, [6, 2])
-    said = chunks.add([11, 12, 13], None)
+    extent = Extent(4, 28, 4, (2,))
+    assert [(step.begin, step.end) for step in steps_of(parts, extent)] == [(4, 28), (20, 28)]
+    chunks = Chunks(parts, extent)
+    said = chunks.add([11, 12, 13], 12, None)
     assert said is not None and said[0] == (4, 16)
-    said = chunks.add([14, 15], None)  # a page of it lies in the window
+    said = chunks.add([14, 15], 8, None)  # a page of it lies in the window
     assert said is not None and said[0] == (16, 20)
-    assert chunks.add([], None) is None
-    said = chunks.add([16], [[3, 4]])
+    assert chunks.add([], 0, None) is None
+    said = chunks.add([16], 3, [[3, 4]])
     assert said is not None and said[0] == (20, 28)
     assert [(list(table.ids), table.first_block) for table in said[1]] == [([15, 16], 5), ([3, 4], 5)]
 
 
+def test_pages_of_the_decode_engine_may_end_later() -> None:
+    """21 tokens, of which the decode engine has 8: it has pages of 8, the prefill engine pages of 4."""
+    chunks = Chunks([tokens()], Extent.read(Extent(8, 24, 8, ()).numbers))
+    said = chunks.add([5, 6, 7, 9], 13, [])
+    assert said is not None and said[0] == (8, 24)
+    assert [(list(table.ids), table.first_block) for table in said[1]] == [([5, 6, 7, 9], 2)]
+    chunks = Chunks([tokens()], Extent(6, 24, 6, ()))
+    assert (chunks.begin, chunks.steps[0].begin) == (4, 4)  # the page in which the prefix ends goes again
+    said = chunks.add([4, 5, 6, 7], 15, [])
+    assert said is not None and said[0] == (4, 24)
+    assert list(said[1][0].ids) == [4, 5, 6, 7, 7]
+
+
 def test_prompts_of_other_lengths_are_refused_by_name() -> None:
-    for pages, others in (([1, 2], []), ([1, 2, 3, 4], None)):
+    for count, others in ((8, []), (13, []), (13, None)):
         with pytest.raises(
-            MismatchError, match=f"{len(pages)} blocks of kv in the prefill server, and 3 in the"
+            MismatchError, match=f"{count} tokens in the prefill server, and 9 to 12 in the decode"
         ):
-            Chunks([tokens()], 0, [3]).add(pages, others)
+            Chunks([tokens()], Extent(0, 12, 4, ())).add([1] * 4, count, others)
 
 
 def test_block_ids_are_taken_as_sglang_gives_them() -> None:

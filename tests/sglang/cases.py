@@ -42,13 +42,16 @@ class Case:
 
 
 CASES = {
-    "pages-of-1": Case(prefill=PLAIN, decode=PLAIN),
+    "pages-1": Case(prefill=PLAIN, decode=PLAIN),
+    "pages-1-16": Case(prefill=PLAIN),
+    "pages-64-16": Case("qwen3", Side(page=64, arguments=("--chunked-prefill-size", "128"))),
     "chunks": Case("qwen3", Side(page=16, arguments=("--chunked-prefill-size", "64"))),
     "tp1-tp2": Case(decode=Side(page=16, tp=2)),
     "tp2-tp1": Case(prefill=Side(page=16, tp=2)),
     "pp2-pp1": Case(prefill=Side(page=16, pp=2)),
     "keys": Case(keys=True),
     "prefixes": Case(
+        prefill=Side(page=64),
         decode=Side(page=16, arguments=("--disaggregation-decode-enable-radix-cache",)), what=What.PREFIXES
     ),
     "faults": Case(what=What.FAULTS, patience=10),

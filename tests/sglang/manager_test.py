@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-from pools_test import Heads, Latents, Rank, differing, fill, whole_model
+from pools_test import PAGE, TOKENS, Heads, Latents, Rank, differing, fill, whole_model
 from sglang.srt.disaggregation.base.conn import KVPoll
 from sglang.srt.disaggregation.common.conn import AbortNotification, KVTransferError
 from sglang.srt.disaggregation.utils import DisaggregationMode
@@ -141,9 +141,10 @@ class Scene(unittest.TestCase):
         for sender in self.senders:
             left = sender.kv_mgr.rank.pages
             for count in chunks:
-                sender.send(left[:count])
+                sender.send(left[:count], num_kv_tokens=count * PAGE)
                 left = left[count:]
-            sender.send(left, [])
+            pages = len(sender.kv_mgr.rank.pages)
+            sender.send(left, [], num_kv_tokens=TOKENS % PAGE + (pages - sum(chunks) - 1) * PAGE)
 
     def end(self, *ends: Any) -> list[Any]:
         """Polls senders or receivers until all have ended; what they then say."""
@@ -233,7 +234,7 @@ class Failures(Scene):
     def test_an_abort_of_the_prefill_server_is_told(self) -> None:
         self.engines(Heads, 1, 1)
         self.ask()
-        self.senders[0].send(self.prefill[0].rank.pages[:2])
+        self.senders[0].send(self.prefill[0].rank.pages[:2])  # SGLang need not say how many tokens
         self.senders[0].abort()
         self.judge_failed(self.receivers[0], "the prefill server: Aborted by AbortReq")
         self.judge_failed(self.senders[0], "Aborted by AbortReq")
@@ -243,7 +244,7 @@ class Failures(Scene):
         self.engines(Heads, 2, 1)
         self.ask()
         for sender in self.senders:
-            sender.send(sender.kv_mgr.rank.pages[:2])
+            sender.send(sender.kv_mgr.rank.pages[:2], num_kv_tokens=2 * PAGE)
         self.receivers[0].abort()
         for sender in self.senders:
             self.judge_failed(sender, "aborted by the decode server")
@@ -297,8 +298,9 @@ class Failures(Scene):
                     shorter.pages = shorter.pages[:-1]
                     self.ask()
                     self.compute(*chunks)
-                    counts = {which: len(shorter.pages), other: len(shorter.pages) + 1}
-                    said = f"{counts['prefill']} blocks of kv in the prefill server, and {counts['decode']} in"
+                    here = {which: TOKENS - PAGE, other: TOKENS}
+                    end = -(-here["decode"] // PAGE) * PAGE
+                    said = f"{here['prefill']} tokens in the prefill server, and {end - PAGE + 1} to {end} in"
                     self.judge_failed(self.senders[0], said)
                     self.judge_failed(self.receivers[0], f"the prefill server: .*{said}")
                     self.judge_forgotten()

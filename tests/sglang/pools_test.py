@@ -35,7 +35,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 
 from kvferry import Agent, BlockTable, EventKind, MismatchError, NotFoundError, UnsupportedError
-from kvferry.sglang.blocks import Chunks, block_ids, steps_of
+from kvferry.sglang.blocks import Chunks, Extent, block_ids, extent_of, steps_of
 from kvferry.sglang.caches import components_of, facts_of
 from kvferry.sglang.geometry import arrays_of, build_engine, cache_type
 
@@ -72,39 +72,41 @@ class Rank:
     """A rank of an engine: its pool, its agent, and the blocks of the request."""
 
     def __init__(
-        self, kind: type[Cache], name: str, rank: int, tp_size: int, draw: np.random.Generator
+        self, kind: type[Cache], name: str, rank: int, tp_size: int, draw: np.random.Generator, page: int = PAGE
     ) -> None:
-        self.tp = rank, tp_size
-        cache = kind(tp_size)
+        self.tp, self.page = (rank, tp_size), page
+        cache = kind(tp_size, page)
         self.pool, self.places = cache.pool, cache.places()
         self.args = args = KVArgs()
         args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = self.pool.get_contiguous_buf_infos()
-        args.page_size, args.kv_cache_dtype_str = PAGE, "auto"
+        args.page_size, args.kv_cache_dtype_str = page, "auto"
         args.kv_layer_ids = self.pool.get_kv_layer_ids() if hasattr(self.pool, "get_kv_layer_ids") else []
         setup_state_kv_args(args, self.pool)
         self.components = components_of(args, cache.config(), cache.latent, tp_size, cache.LAYERS)
         engine = build_engine(self.components, name, tp_size, [cache.LAYERS])
         self.agent = Agent(engine, rank, facts=facts_of(self.components, cache.config(), ""))
         self.agent.register(arrays_of(self.components, False))
-        pages = -(-TOKENS // PAGE)
-        self.pages = draw.permutation(np.arange(1, SLOTS // PAGE))[:pages].astype(np.uint32)
-        windows = -(-TOKENS // PAGE) - (TOKENS - WINDOW) // PAGE
-        self.window = draw.permutation(np.arange(1, SLOTS // 2 // PAGE))[:windows].astype(np.uint32)
+        count = -(-TOKENS // page)
+        self.pages = draw.permutation(np.arange(1, SLOTS // page))[:count].astype(np.uint32)
+        self.looked_at = (TOKENS - WINDOW) // page * page  # the first token in the window's pages
+        count -= self.looked_at // page
+        self.window = draw.permutation(np.arange(1, SLOTS // 2 // page))[:count].astype(np.uint32)
         self.slot = np.uint32(draw.integers(1, 6))
 
-    def others(self) -> list[Any]:
-        """The blocks of the other components, as SGLang gives them."""
-        of = {"swa": self.window, "dsa": self.pages, "mamba": [np.array(self.slot)]}
-        return [of[component.name] for component in self.components[1:]]
+    def wanted(self, prefix: int) -> list[Any]:
+        """The blocks of all components, as SGLang gives them to an engine that has so many tokens."""
+        of = {"swa": self.window, "dsa": self.pages[prefix // self.page :], "mamba": [np.array(self.slot)]}
+        pages = self.pages[prefix // self.page :]
+        return [pages, *(of[component.name] for component in self.components[1:])]
 
-    def rows(self, place: Place, first_page: int = 0) -> tuple[Any, slice]:
-        """Rows of a tensor that belong to the request, and which rows of the whole they are."""
+    def rows(self, place: Place, prefix: int = 0) -> tuple[Any, slice]:
+        """Rows of a tensor that belong to the request behind a prefix, and which of the whole they are."""
         if place.blocks == "slot":
             return np.array([self.slot]), slice(0, 1)
-        pages = self.pages[first_page:] if place.blocks == "all" else self.window
-        rows = (pages[:, None].astype(np.int64) * PAGE + np.arange(PAGE)).ravel()
-        end = len(self.pages) * PAGE
-        return rows, slice(end - len(rows), end)
+        first, pages = (0, self.pages) if place.blocks == "all" else (self.looked_at, self.window)
+        tokens = np.arange(max(prefix, first), TOKENS)
+        rows = pages[(tokens - first) // self.page].astype(np.int64) * self.page + tokens % self.page
+        return rows, slice(max(prefix, first), TOKENS)
 
     def share(self, whole: Any, place: Place) -> Any:
         """What this rank has of the numbers of the whole model."""
@@ -129,7 +131,7 @@ class Cache:
     latent = False
     pool: Any
 
-    def __init__(self, tp_size: int) -> None:
+    def __init__(self, tp_size: int, page: int) -> None:
         raise NotImplementedError
 
     def config(self) -> Any:
@@ -161,10 +163,10 @@ class Cache:
 class Heads(Cache):
     """Multi-head attention; values of another size than keys."""
 
-    def __init__(self, tp_size: int) -> None:
+    def __init__(self, tp_size: int, page: int) -> None:
         heads = max(1, HEADS // tp_size)
         self.pool = MHATokenToKVPool(
-            SLOTS, PAGE, TYPE, heads, HEAD, self.LAYERS, "cpu", False, v_head_dim=HEAD // 2
+            SLOTS, page, TYPE, heads, HEAD, self.LAYERS, "cpu", False, v_head_dim=HEAD // 2
         )
 
 
@@ -173,8 +175,8 @@ class Latents(Cache):
 
     latent = True
 
-    def __init__(self, tp_size: int) -> None:
-        self.pool = MLATokenToKVPool(SLOTS, PAGE, TYPE, LATENT, ROPE, self.LAYERS, "cpu", False)
+    def __init__(self, tp_size: int, page: int) -> None:
+        self.pool = MLATokenToKVPool(SLOTS, page, TYPE, LATENT, ROPE, self.LAYERS, "cpu", False)
 
     def places(self) -> list[Place]:
         """The tensors."""
@@ -184,9 +186,9 @@ class Latents(Cache):
 class Indexed(Latents):
     """Latents, and an indexer whose keys and scales lie apart in each page."""
 
-    def __init__(self, tp_size: int) -> None:
+    def __init__(self, tp_size: int, page: int) -> None:
         self.pool = DSATokenToKVPool(
-            SLOTS, PAGE, LATENT, TYPE, ROPE, self.LAYERS, "cpu", 128, False, LATENT + ROPE
+            SLOTS, page, LATENT, TYPE, ROPE, self.LAYERS, "cpu", 128, False, LATENT + ROPE
         )
 
     def places(self) -> list[Place]:
@@ -201,11 +203,11 @@ class Indexed(Latents):
 class Windows(Cache):
     """Layers with a sliding window in a pool of their own, with more heads than the others."""
 
-    def __init__(self, tp_size: int) -> None:
+    def __init__(self, tp_size: int, page: int) -> None:
         self.pool = SWAKVPool(
             SLOTS,
             SLOTS // 2,
-            PAGE,
+            page,
             TYPE,
             max(1, HEADS // tp_size),
             HEAD,
@@ -229,14 +231,14 @@ class States(Cache):
     PARTS: tuple[int, ...] = (16, 16, 64)
     STATES = 8
 
-    def __init__(self, tp_size: int) -> None:
-        self._of_states(tp_size, self.state_shape(tp_size))
+    def __init__(self, tp_size: int, page: int) -> None:
+        self._of_states(tp_size, page, self.state_shape(tp_size))
 
-    def _of_states(self, tp_size: int, params: Any) -> None:
+    def _of_states(self, tp_size: int, page: int, params: Any) -> None:
         states = MambaPool(
             size=self.STATES, spec_state_size=0, cache_params=params, mamba_layer_ids=[0, 2], device="cpu"
         )
-        self.pool = HybridLinearKVPool(SLOTS, TYPE, PAGE, max(1, HEADS // tp_size), HEAD, [1], "cpu", states)
+        self.pool = HybridLinearKVPool(SLOTS, TYPE, page, max(1, HEADS // tp_size), HEAD, [1], "cpu", states)
 
     def state_shape(self, tp_size: int) -> Any:
         """The shapes of a rank's states."""
@@ -284,13 +286,15 @@ class UnknownStates(States):
 
 
 @contextlib.contextmanager
-def engines(kind: type[Cache], *sizes: int) -> Iterator[list[list[Rank]]]:
+def engines(
+    kind: type[Cache], *sizes: int, pages: tuple[int, ...] = (PAGE, PAGE)
+) -> Iterator[list[list[Rank]]]:
     """Engines of one model, a list of ranks each."""
     draw = np.random.default_rng(3)
     with contextlib.ExitStack() as stack, get_parallel().override(attn_dcp_size=1):
         found = []
         for i, size in enumerate(sizes):
-            ranks = [Rank(kind, f"engine-{i}", rank, size, draw) for rank in range(size)]
+            ranks = [Rank(kind, f"engine-{i}", rank, size, draw, pages[i]) for rank in range(size)]
             for rank in ranks:
                 stack.callback(rank.agent.close)
                 # A request has the same blocks in all ranks of an engine.
@@ -305,7 +309,7 @@ def whole_model(ranks: list[Rank], draw: np.random.Generator) -> dict[str, Any]:
     """Numbers for the request of all ranks, by the names of tensors; bytes, so that all patterns occur."""
     found = {}
     for place in ranks[0].places:
-        shape = [len(ranks[0].pages) * PAGE if place.blocks != "slot" else 1, *bytes_of(place.tensor).shape[1:]]
+        shape = [1 if place.blocks == "slot" else TOKENS, *bytes_of(place.tensor).shape[1:]]
         if place.axis is not None:
             units = bytes_of(place.tensor).shape[place.axis] * ranks[0].tp[1]
             shape[place.axis] = min(units, HEADS) if place.name.startswith("full") else units
@@ -325,11 +329,11 @@ def fill(rank: Rank, whole: dict[str, Any]) -> None:
         bytes_of(place.tensor)[rows] = rank.share(whole[place.name], place)[which]
 
 
-def differing(rank: Rank, whole: dict[str, Any], first_page: int = 0) -> list[str]:
+def differing(rank: Rank, whole: dict[str, Any], prefix: int = 0) -> list[str]:
     """The tensors that do not have what they must have."""
     found = []
     for place in rank.places:
-        rows, which = rank.rows(place, first_page)
+        rows, which = rank.rows(place, prefix)
         if not np.array_equal(bytes_of(place.tensor)[rows], rank.share(whole[place.name], place)[which]):
             found.append(place.name)
     return found
@@ -341,27 +345,28 @@ def say(rank: Rank, ticket: int, chunk: tuple[int, int], tables: list[BlockTable
         rank.agent.push_ready(ticket, chunk, blocks=tables)
 
 
-def move(prefill: list[Rank], decode: list[Rank], chunks: tuple[int, ...], first: int = 0) -> None:
-    """Moves the request as the backend's managers do; `chunks`: numbers of pages, without the last."""
+def move(prefill: list[Rank], decode: list[Rank], chunks: tuple[int, ...], prefix: int = 0) -> None:
+    """Moves the request as the backend's managers do.
+
+    Args:
+        chunks: numbers of pages of the prefill engine, without the last chunk
+        prefix: tokens that the decode engine has
+    """
     contact = prefill[0].agent.contact
     for rank in decode:
-        ids = [rank.pages[first:], *(block_ids(others) for others in rank.others())]
-        ids = [ids[0], *(blocks[first:] if len(blocks) == len(rank.pages) else blocks for blocks in ids[1:])]
-        counts = [len(blocks) for blocks in ids]
-        rank.agent.expect("request", contact, steps_of(rank.components, first, counts, ids))
+        ids = [block_ids(blocks) for blocks in rank.wanted(prefix)]
+        extent = extent_of(ids, prefix, rank.page)
+        rank.agent.expect("request", contact, steps_of(rank.components, extent, ids))
     for rank in prefill:
-        ticket = rank.agent.push("request", steps_of(rank.components, first, counts))
-        said = Chunks(rank.components, first, counts)
-        left = rank.pages[first:]
+        said = Chunks(rank.components, extent)
+        ticket = rank.agent.push("request", said.steps)
+        left, *others = rank.wanted(said.begin)
         for count in chunks:
-            ready = said.add(left[:count], None)
+            ready = said.add(left[:count], count * rank.page, None)
             if ready is not None:
                 say(rank, ticket, *ready)
             left = left[count:]
-        others = [
-            blocks[first:] if np.shape(blocks) == np.shape(rank.pages) else blocks for blocks in rank.others()
-        ]
-        ready = said.add(left, others)
+        ready = said.add(left, TOKENS - said.begin - sum(chunks) * rank.page, others)
         assert ready is not None
         say(rank, ticket, *ready)
     for rank in (*decode, *prefill):
@@ -401,17 +406,41 @@ class Pools(unittest.TestCase):
                 for rank in decode:
                     self.assertEqual(differing(rank, whole), [])
 
+    def test_pages_may_have_other_sizes(self) -> None:
+        for kind in (Heads, Latents):
+            for pages in ((1, 16), (16, 1), (16, 64), (64, 16), (64, 48)):
+                for prefix in (0, 3 * pages[1]):
+                    with self.subTest(kind.__name__, pages=pages, prefix=prefix):
+                        self._move(kind, (2, 1), pages, (2, 1), prefix)
+
     def test_pages_that_the_decode_engine_has_do_not_move(self) -> None:
         for kind in (Heads, Indexed, Windows, States):
-            with self.subTest(kind.__name__), engines(kind, 2, 1) as (prefill, decode):
-                whole = whole_model(prefill, np.random.default_rng(5))
-                for rank in prefill:
-                    fill(rank, whole)
-                move(prefill, decode, (1,), first=2)
-                self.assertEqual(differing(decode[0], whole, 2), [])
-                first = next(place for place in decode[0].places if place.blocks == "all")
-                rows = decode[0].pages[0] * PAGE + np.arange(PAGE)
-                self.assertFalse(bytes_of(first.tensor)[rows].any())
+            with self.subTest(kind.__name__):
+                self._move(kind, (2, 1), (PAGE, PAGE), (1,), 2 * PAGE)
+
+    def _move(
+        self,
+        kind: type[Cache],
+        sizes: tuple[int, int],
+        pages: tuple[int, int],
+        chunks: tuple[int, ...],
+        prefix: int,
+    ) -> None:
+        with engines(kind, *sizes, pages=pages) as (prefill, decode):
+            whole = whole_model(prefill, np.random.default_rng(5))
+            for rank in prefill:
+                fill(rank, whole)
+            move(prefill, decode, chunks, prefix)
+            for rank in decode:
+                self.assertEqual(differing(rank, whole, prefix), [])
+                first = next(place for place in rank.places if place.blocks == "all")
+                rows, _ = rank.rows(first)
+                self.assertFalse(bytes_of(first.tensor)[rows[:prefix]].any())
+
+    def test_engines_whose_pages_differ_move_one_kind_of_cache(self) -> None:
+        failure = self.assertRaisesRegex(AssertionError, "MISMATCH.*page size")
+        with engines(States, 1, 1, pages=(64, 16)) as (prefill, decode), failure:
+            move(prefill, decode, ())
 
     def test_states_of_unknown_channels_move_only_between_equal_sizes(self) -> None:
         with engines(UnknownStates, 2, 2) as (prefill, decode):
@@ -427,13 +456,13 @@ class Pools(unittest.TestCase):
 
     def test_another_number_of_blocks_is_refused_by_name(self) -> None:
         with engines(Windows, 1) as ((rank,),):
-            chunks = Chunks(rank.components, 0, [8, 2])
+            chunks = Chunks(rank.components, Extent(0, 512, PAGE, (2,)))
             with self.assertRaisesRegex(MismatchError, f"{len(rank.window)} blocks of swa .* 2 in the decode"):
-                chunks.add(rank.pages, [rank.window])
+                chunks.add(rank.pages, TOKENS, [rank.window])
         with engines(Indexed, 1) as ((rank,),):
-            chunks = Chunks(rank.components, 0, [8, 8])
+            chunks = Chunks(rank.components, Extent(0, 512, PAGE, (8,)))
             with self.assertRaisesRegex(MismatchError, "other pages of dsa than of kv"):
-                chunks.add(rank.pages, [rank.pages[::-1]])
+                chunks.add(rank.pages, TOKENS, [rank.pages[::-1]])
 
     def test_a_type_that_is_not_known_is_refused_by_name(self) -> None:
         with self.assertRaisesRegex(UnsupportedError, "kv_cache_dtype is fp4_e2m1; allowed: auto, bf16"):

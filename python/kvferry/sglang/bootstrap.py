@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import requests
 from aiohttp import web
 from sglang.srt.disaggregation.common.conn import CommonKVBootstrapServer
@@ -22,6 +24,12 @@ class KvferryBootstrapServer(CommonKVBootstrapServer):
         self._contacts: dict[str, dict[str, str]] = {}  # by number of the engine in data parallelism
         self.app.router.add_put(CONTACT_PATH, self._put_contact)
         self.app.router.add_get(CONTACT_PATH, self._get_contact)
+
+    async def _handle_route_get(self, request: web.Request) -> web.Response:
+        """SGLang's answer, without the page size, which it wants to be equal on both sides."""
+        answer = await super()._handle_route_get(request)
+        found = json.loads(answer.text) if answer.status == 200 else {}
+        return web.json_response({**found, "page_size": None}) if "page_size" in found else answer
 
     async def _put_contact(self, request: web.Request) -> web.Response:
         contact = await request.json()

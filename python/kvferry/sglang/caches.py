@@ -89,7 +89,9 @@ def components_of(args: KVArgs, config: ModelConfig, latent: bool, tp_size: int,
 
 def facts_of(components: Sequence[Component], config: ModelConfig, weights: str) -> dict[str, str]:
     """What must be equal on both sides beyond the cells: a decode server of another model is refused by it."""
+    main, *others = components
     return {
+        "page size": str(main.tokens_per_block) if others else "any",  # blocks of others are compared by number
         "weights": weights,
         "architecture": " ".join(config.hf_config.architectures or ()),
         "layers": ", ".join(f"{component.name} {len(component.layers)}" for component in components),

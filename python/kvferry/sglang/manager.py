@@ -30,7 +30,7 @@ from kvferry.agent import Agent, Contact
 from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind, RequestKind
 from kvferry.records import Record
-from kvferry.sglang.blocks import Chunks, block_ids, steps_of
+from kvferry.sglang.blocks import Chunks, Extent, block_ids, extent_of, steps_of
 from kvferry.sglang.bootstrap import CONTACT_PATH, ROUTE_PATH
 from kvferry.sglang.caches import components_of, facts_of, refuse_options, stages_of
 from kvferry.sglang.geometry import arrays_of, build_engine
@@ -39,7 +39,7 @@ from kvferry.sglang.settings import read_settings
 logger = logging.getLogger(__name__)
 
 #: What a decode rank sends a prefill rank: this word, the room, its own address and port, how many decode ranks
-#: tell the prefill rank so, the first page that it wants, and how many blocks it has of each component.
+#: tell the prefill rank so, and the numbers of the extent that it wants.
 ASK_TAG = b"KVFERRY"
 #: The record with the row of small data, all its columns one behind the other.
 ROW = "sglang.row"
@@ -189,8 +189,8 @@ class KvferryManager(CommonKVManager):
 
     def _hear(self, frames: list[bytes]) -> None:
         if frames[0] == ASK_TAG:
-            room, port, askers, first, *counts = (int(frame) for frame in (frames[1], *frames[3:]))
-            self._asked(room, _Asker(frames[2].decode(), port), askers, first, counts)
+            room, port, askers, *numbers = (int(frame) for frame in (frames[1], *frames[3:]))
+            self._asked(room, _Asker(frames[2].decode(), port), askers, Extent.read(numbers))
         elif frames[0] == ABORT_TAG:
             notification = AbortNotification.from_zmq(frames)
             if notification is not None:
@@ -203,23 +203,22 @@ class KvferryManager(CommonKVManager):
 
     # ---- prefill
 
-    def _asked(self, room: int, asker: _Asker, askers: int, first: int, counts: list[int]) -> None:
+    def _asked(self, room: int, asker: _Asker, askers: int, extent: Extent) -> None:
         """A decode rank has blocks for a room. When all have that, the prefill engine may compute."""
         with self._lock:
             known = self.transfer_infos.setdefault(room, {})
             known[asker] = asker
             try:
                 if room not in self._pushes:
-                    ticket = self.agent.push(
-                        str(room), steps_of(self._components, first, counts), deadline=self._deadline
-                    )
-                    self._pushes[room] = _Push(ticket, Chunks(self._components, first, counts))
+                    chunks = Chunks(self._components, extent)
+                    ticket = self.agent.push(str(room), chunks.steps, deadline=self._deadline)
+                    self._pushes[room] = _Push(ticket, chunks)
             except KvferryError as error:
                 self.update_status(room, KVPoll.Bootstrapping)
                 self.fail(room, str(error))
                 return
         if len(known) == askers:
-            self.req_to_decode_prefix_len[room] = first * self.kv_args.page_size
+            self.req_to_decode_prefix_len[room] = self._pushes[room].chunks.begin
             self.update_status(room, KVPoll.WaitingForInput)
 
     @property
@@ -235,6 +234,7 @@ class KvferryManager(CommonKVManager):
         is_last_chunk: bool,
         aux_index: int | None = None,
         state_indices: list[Any] | None = None,
+        num_kv_tokens: int | None = None,
         wait_event: Any = None,
         **_: Any,
     ) -> None:
@@ -245,6 +245,7 @@ class KvferryManager(CommonKVManager):
             index_slice: their places among the pages that the decode engine wants; chunks come in order
             aux_index: last chunk: the row of small data
             state_indices: last chunk: the blocks of the components beside the main one
+            num_kv_tokens: its tokens; None: its pages are full
             wait_event: an event of a CUDA stream after which the pages are there; None: they are
         """
         with self._lock:
@@ -252,7 +253,8 @@ class KvferryManager(CommonKVManager):
             if push is None or self.request_status.get(bootstrap_room) in (None, KVPoll.Failed):
                 return
             try:
-                ready = push.chunks.add(kv_indices, (state_indices or []) if is_last_chunk else None)
+                tokens = len(kv_indices) * self.kv_args.page_size if num_kv_tokens is None else num_kv_tokens
+                ready = push.chunks.add(kv_indices, tokens, (state_indices or []) if is_last_chunk else None)
                 if ready is not None:
                     chunk, tables = ready
                     records = [] if aux_index is None else [Record(ROW, self._read_row(aux_index))]
@@ -293,9 +295,7 @@ class KvferryManager(CommonKVManager):
         Raises ExistsError (a block is still being written by another request) and other KvferryErrors.
         """
         found = [block_ids(blocks) for blocks in ids]
-        steps = steps_of(
-            self._components, prefix // self.kv_args.page_size, [len(blocks) for blocks in found], found
-        )
+        steps = steps_of(self._components, extent_of(found, prefix, self.kv_args.page_size), found)
         with self._lock:
             ticket = self.agent.expect(str(room), contact, steps, deadline=self._deadline)
             self._loads[ticket] = _Load(room, row)
@@ -326,13 +326,13 @@ class KvferryManager(CommonKVManager):
         **_: Any,
     ) -> list[bytes]:
         """What tells a prefill rank that this rank has blocks for a request."""
-        first = (decode_prefix_len or 0) // self.kv_args.page_size
-        counts = [len(block_ids(blocks)) for blocks in (kv_indices, *(state_indices or []))]
+        ids = [block_ids(blocks) for blocks in (kv_indices, *(state_indices or []))]
+        extent = extent_of(ids, decode_prefix_len or 0, self.kv_args.page_size)
         return [
             ASK_TAG,
             str(bootstrap_room).encode(),
             self.local_ip.encode(),
-            *(str(number).encode() for number in (self.rank_port, required_dst_info_num, first, *counts)),
+            *(str(number).encode() for number in (self.rank_port, required_dst_info_num, *extent.numbers)),
         ]
 
     # ---- both
