@@ -52,7 +52,8 @@ CASES = {
     "keys": Case(keys=True),
     "prefixes": Case(
         prefill=Side(page=64),
-        decode=Side(page=16, arguments=("--disaggregation-decode-enable-radix-cache",)), what=What.PREFIXES
+        decode=Side(page=16, arguments=("--disaggregation-decode-enable-radix-cache",)),
+        what=What.PREFIXES,
     ),
     "faults": Case(what=What.FAULTS, patience=10),
     "mismatch": Case(decode_model="llama-layers", what=What.MISMATCH, patience=10),

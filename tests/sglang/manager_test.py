@@ -202,7 +202,11 @@ class Requests(Scene):
         self.ask()
         time.sleep(0.2)  # the agents of such ranks have said that they are done
         self.assertEqual({sender.poll() for sender in self.senders}, {KVPoll.WaitingForInput})
-        self.compute(3)
+        for sender in self.senders:
+            sender.send(sender.kv_mgr.rank.pages[:2], num_kv_tokens=2 * PAGE)
+        self.assertEqual({sender.poll() for sender in self.senders}, {KVPoll.Transferring})
+        for sender in self.senders:
+            sender.send(sender.kv_mgr.rank.pages[2:], [], num_kv_tokens=TOKENS - 2 * PAGE)
         self.assertEqual(set(self.end(*self.receivers, *self.senders)), {KVPoll.Success})
         self.judge_cells()
         self.judge_forgotten()

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 
 BOOT_SECONDS = 600
 ANSWER_SECONDS = 120
+PORTS = 20000, 32000  # Linux gives those from 32768 on to those who ask for any
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -37,10 +39,12 @@ class Side:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port that nobody listens on, and that nobody gets who asks for any: it is used much later."""
+    while True:
+        port = random.randrange(*PORTS)
+        with contextlib.suppress(OSError), socket.socket() as found:
+            found.bind(("127.0.0.1", port))
+            return port
 
 
 @dataclass
