@@ -19,6 +19,7 @@ from sglang.srt.disaggregation.common.conn import AbortNotification, KVTransferE
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_parallel
 
+from kvferry import AgainError
 from kvferry.sglang.manager import KvferryManager
 from kvferry.sglang.request import KvferryReceiver, KvferrySender
 
@@ -33,7 +34,7 @@ class Manager(KvferryManager):
 
     def __init__(self, rank: Rank, mode: DisaggregationMode, columns: tuple[int, ...] = COLUMNS) -> None:
         self.rank = rank
-        self.agent, self._components = rank.agent, rank.components
+        self.agent, self._components, self._buffers = rank.agent, rank.components, rank.arrays
         self.disaggregation_mode = mode
         self._pushes, self._loads, self._lock = {}, {}, threading.RLock()
         self.columns = [np.zeros((ROWS, length), np.uint8) for length in columns]
@@ -230,6 +231,27 @@ class Requests(Scene):
             self.compute()
             self.assertEqual(set(self.end(*self.receivers, *self.senders)), {KVPoll.Success})
             self.judge_forgotten()
+
+    def test_memory_may_go_and_come_back_between_requests(self) -> None:
+        self.engines(Heads, 1, 1)
+        self.ask()
+        for manager in self.decode:
+            with self.assertRaises(AgainError):
+                manager.deregister_buffer_to_engine()
+        self.compute()
+        self.assertEqual(set(self.end(*self.receivers, *self.senders)), {KVPoll.Success})
+        self.judge_forgotten()
+        for manager in (*self.prefill, *self.decode):
+            manager.deregister_buffer_to_engine()
+        for manager in self.decode:
+            for array in manager.rank.arrays:
+                array[:] = 0
+        for manager in (*self.prefill, *self.decode):
+            manager.register_buffer_to_engine()
+        self.ask()
+        self.compute()
+        self.assertEqual(set(self.end(*self.receivers, *self.senders)), {KVPoll.Success})
+        self.judge_cells()
 
 
 class Failures(Scene):

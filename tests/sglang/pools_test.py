@@ -85,7 +85,8 @@ class Rank:
         self.components = components_of(args, cache.config(), cache.latent, tp_size, cache.LAYERS)
         engine = build_engine(self.components, name, tp_size, [cache.LAYERS])
         self.agent = Agent(engine, rank, facts=facts_of(self.components, cache.config(), ""))
-        self.agent.register(arrays_of(self.components, False))
+        self.arrays = arrays_of(self.components, False)
+        self.agent.register(self.arrays)
         count = -(-TOKENS // page)
         self.pages = draw.permutation(np.arange(1, SLOTS // page))[:count].astype(np.uint32)
         self.looked_at = (TOKENS - WINDOW) // page * page  # the first token in the window's pages
