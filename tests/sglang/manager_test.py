@@ -137,6 +137,11 @@ class Scene(unittest.TestCase):
             self.assertEqual(sender.poll(), KVPoll.WaitingForInput)
             sender.init(len(sender.kv_mgr.rank.pages), 1)
 
+    def compute_some(self, pages: int) -> None:
+        """Prefill ranks send a first chunk of so many pages."""
+        for sender in self.senders:
+            sender.send(sender.kv_mgr.rank.pages[:pages], num_kv_tokens=pages * PAGE)
+
     def compute(self, *chunks: int) -> None:
         """Prefill ranks send chunks of so many pages, and the rest."""
         for sender in self.senders:
@@ -175,7 +180,9 @@ class Scene(unittest.TestCase):
         for manager in (*self.prefill, *self.decode):
             self.assertEqual((manager._pushes, manager.request_status, manager.transfer_infos), ({}, {}, {}))
         until = time.monotonic() + SECONDS
-        while any(not manager.is_abort_release_safe(ROOM, 1) for manager in self.decode):
+        while any(not manager.is_abort_release_safe(ROOM, 1) for manager in self.decode) or any(
+            any(manager.agent.stats.requests_now.values()) for manager in (*self.prefill, *self.decode)
+        ):
             self.assertLess(time.monotonic(), until)
         for manager in self.decode:
             self.assertEqual(manager._loads, {})
@@ -203,8 +210,7 @@ class Requests(Scene):
         self.ask()
         time.sleep(0.2)  # the agents of such ranks have said that they are done
         self.assertEqual({sender.poll() for sender in self.senders}, {KVPoll.WaitingForInput})
-        for sender in self.senders:
-            sender.send(sender.kv_mgr.rank.pages[:2], num_kv_tokens=2 * PAGE)
+        self.compute_some(2)
         self.assertEqual({sender.poll() for sender in self.senders}, {KVPoll.Transferring})
         for sender in self.senders:
             sender.send(sender.kv_mgr.rank.pages[2:], [], num_kv_tokens=TOKENS - 2 * PAGE)
@@ -266,11 +272,35 @@ class Failures(Scene):
         self.judge_failed(self.senders[0], "Aborted by AbortReq")
         self.judge_forgotten()
 
+    def test_a_peer_that_goes_is_named(self) -> None:
+        for which in ("prefill", "decode"):
+            with self.subTest(which):
+                self.engines(Heads, 1, 1)
+                self.ask()
+                self.compute_some(2)
+                time.sleep(0.3)  # it is being written
+                getattr(self, which)[0].agent.close()
+                (end,) = self.receivers if which == "prefill" else self.senders
+                self.judge_failed(end, f"^.*: {which[0]}( rank 0)?: ")
+
+    def test_a_room_may_be_used_again_at_once(self) -> None:
+        self.engines(Heads, 1, 1)
+        self.ask()
+        self.senders[0].abort()
+        for end in (*self.senders, *self.receivers):
+            end.clear()  # before anybody has polled: events of the first request are yet to be taken
+        while not self.decode[0].is_abort_release_safe(ROOM, 0):
+            pass
+        self.ask()
+        self.compute()
+        self.assertEqual(set(self.end(*self.receivers, *self.senders)), {KVPoll.Success})
+        self.judge_cells()
+        self.judge_forgotten()
+
     def test_an_abort_of_the_decode_server_is_told(self) -> None:
         self.engines(Heads, 2, 1)
         self.ask()
-        for sender in self.senders:
-            sender.send(sender.kv_mgr.rank.pages[:2], num_kv_tokens=2 * PAGE)
+        self.compute_some(2)
         self.receivers[0].abort()
         for sender in self.senders:
             self.judge_failed(sender, "aborted by the decode server")

@@ -263,7 +263,6 @@ class KvferryManager(CommonKVManager):
                 pass  # its event says why; where no decode rank wants anything of this one, it is done
             except KvferryError as error:
                 self.fail(bootstrap_room, str(error))
-                self.give_up(bootstrap_room)
                 return
             push.all_sent = is_last_chunk
             self.update_status(bootstrap_room, KVPoll.Transferring)
