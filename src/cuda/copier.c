@@ -7,8 +7,11 @@
 
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
-#define POOL_BYTES UINT64_C(8388608) /* held for tables of blocks; larger room is given back */
-#define UPLOAD_BYTES 262144u         /* for tables on their way: 65536 ids */
+#define FILL_BYTES UINT64_C(8388608) /* room for tables of blocks that is there from the opening on */
+/* What a pool may keep. Drivers get memory for it in pieces of 32 MiB. If it holds more than it may keep, unused pieces
+ * are given back when somebody next waits for a stream or the device, even the only one. */
+#define POOL_BYTES UINT64_C(33554432)
+#define UPLOAD_BYTES 262144u /* for tables on their way: 65536 ids */
 
 /* Boxes of one kernel: copies and conversions are launched separately. */
 typedef struct launch {
@@ -96,7 +99,7 @@ static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
  * us. */
 static kvf_status fill_pool(kvf_copier *copier, const kvf_cuda *cuda) {
     CUdeviceptr all = 0;
-    CUresult result = cuda->cuMemAllocFromPoolAsync(&all, POOL_BYTES, copier->pool, copier->stream);
+    CUresult result = cuda->cuMemAllocFromPoolAsync(&all, FILL_BYTES, copier->pool, copier->stream);
     if (!result)
         result = cuda->cuMemFreeAsync(all, copier->stream);
     return kvf_cuda_status(cuda, result, "filling a pool of memory");

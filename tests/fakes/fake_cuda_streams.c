@@ -27,11 +27,13 @@ struct CUmod_st {
     struct CUfunc_st kernels[KERNELS];
 };
 
-/* It holds the most that was used at once, but gives back what is more than `kept`. */
+/* It holds memory in pieces, and what is more than `kept` until somebody waits for a stream or a device. */
+#define POOL_PIECE ((size_t)32 << 20)
 struct CUmemPoolHandle_st {
     int device;
     size_t used, held, kept;
     bool destroyed; /* what is left of it is still released by streams */
+    struct CUmemPoolHandle_st *next;
 };
 
 typedef struct action {
@@ -60,6 +62,7 @@ struct CUstream_st {
 };
 
 static struct CUstream_st *streams;
+static CUmemoryPool pools;
 static struct CUstream_st defaults[KVF_CUDA_DEVICES_MAX]; /* of devices: the stream whose handle is NULL */
 
 /* For a call that a stream is given to. */
@@ -204,8 +207,13 @@ static bool has_value(const action *todo) {
 /* ---- pools: needs the lock ---- */
 
 static void drop_unused(CUmemoryPool pool) {
-    if (pool->destroyed && pool->used == 0)
-        free(pool);
+    CUmemoryPool *at = &pools;
+    if (!pool->destroyed || pool->used > 0)
+        return;
+    while (*at != pool)
+        at = &(*at)->next;
+    *at = pool->next;
+    free(pool);
 }
 
 static void leave_pool(uint64_t address) {
@@ -214,9 +222,14 @@ static void leave_pool(uint64_t address) {
     if (!pool)
         return;
     pool->used -= found->bytes;
-    if (pool->held > pool->kept)
-        pool->held = pool->used > pool->kept ? pool->used : pool->kept;
     drop_unused(pool);
+}
+
+/* For the end of a wait. */
+static void trim_pools(void) {
+    for (CUmemoryPool pool = pools; pool; pool = pool->next)
+        while (pool->held > pool->kept && pool->held - POOL_PIECE >= pool->used)
+            pool->held -= POOL_PIECE;
 }
 
 /* Runs the first action of a stream; false: it is not due yet. */
@@ -454,6 +467,8 @@ CUresult cuStreamSynchronize(CUstream given) {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
         const bool done = !stream->first;
+        if (done)
+            trim_pools();
         (void)pthread_mutex_unlock(&fake.lock);
         if (done)
             return fake.stuck;
@@ -498,6 +513,8 @@ CUresult cuCtxSynchronize(void) {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
         const bool done = is_idle(fake_current[fake_depth - 1]->device);
+        if (done)
+            trim_pools();
         (void)pthread_mutex_unlock(&fake.lock);
         if (done)
             return fake.stuck;
@@ -550,8 +567,11 @@ CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     *pool = malloc(sizeof **pool);
     if (!*pool)
         return OUT_OF_MEMORY;
-    **pool = (struct CUmemPoolHandle_st){.device = properties->location.id};
+    (void)pthread_mutex_lock(&fake.lock);
+    **pool = (struct CUmemPoolHandle_st){.device = properties->location.id, .next = pools};
+    pools = *pool;
     fake.left++;
+    (void)pthread_mutex_unlock(&fake.lock);
     return 0;
 }
 
@@ -587,7 +607,8 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPoo
     if (!result) {
         fake_range_at(*address)->pool = pool;
         pool->used += bytes;
-        pool->held = pool->used > pool->held ? pool->used : pool->held;
+        if (pool->used > pool->held)
+            pool->held = (pool->used + POOL_PIECE - 1) / POOL_PIECE * POOL_PIECE;
     }
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
