@@ -59,10 +59,6 @@ unsigned fake_cuda_waiting(void) {
     return fake.waiting;
 }
 
-void fake_cuda_pooled(int pooled) {
-    fake.pooled = pooled != 0;
-}
-
 void fake_cuda_stick(int result) {
     fake.stuck = result;
 }

@@ -38,9 +38,6 @@ FAKE_API void fake_cuda_strict(int strict);
 /** How many calls wait so now, for more than room. */
 FAKE_API unsigned fake_cuda_waiting(void);
 
-/** Whether memory that is allocated from now on is like that of a memory pool, which has no handles. */
-FAKE_API void fake_cuda_pooled(int pooled);
-
 /* Segments are multiples of so many bytes: less than with devices, so that small memory has several. */
 #define FAKE_SEGMENT 65536u
 

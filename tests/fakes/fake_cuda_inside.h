@@ -49,7 +49,6 @@ typedef struct fake_cuda {
     bool strict;              /* it makes callers wait where the driver may */
     unsigned room;            /* actions that a stream has room for then */
     _Atomic unsigned waiting; /* calls that wait for streams, with the driver's lock */
-    bool pooled;              /* new memory is like that of a memory pool */
     int running;              /* the device whose stream runs an action */
     bool peers[KVF_CUDA_DEVICES_MAX]
               [KVF_CUDA_DEVICES_MAX]; /* whether kernels of the first reach the second */
@@ -119,8 +118,7 @@ typedef struct fake_range {
     unsigned char *shadow; /**< where this library reads and writes it */
     size_t bytes;
     int file, device;
-    bool pooled;       /**< it has no handles */
-    CUmemoryPool pool; /**< the pool that it is from, or NULL */
+    CUmemoryPool pool; /**< the pool that it is from, and has no handles then; or NULL */
     uint64_t inode;    /**< MAPPED: of the file that a handle has named */
     unsigned opened;   /**< MAPPED: how often it was opened and not closed */
     void *allocation;  /**< VIRTUAL: what is mapped here */

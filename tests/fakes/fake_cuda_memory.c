@@ -117,8 +117,7 @@ static CUresult map(int file, size_t bytes, fake_kind kind, CUdeviceptr *out) {
                     .shadow = shadow,
                     .bytes = bytes,
                     .file = file,
-                    .device = fake_current[fake_depth - 1]->device,
-                    .pooled = fake.pooled};
+                    .device = fake_current[fake_depth - 1]->device};
     fake.left++;
     *out = made->address;
     return 0;
@@ -320,7 +319,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     handle made = {.process = getpid()};
     (void)pthread_mutex_lock(&fake.lock);
     const range *found = fake_range_at(address);
-    const bool good = found && found->kind == DEVICE && !found->pooled && found->address == address;
+    const bool good = found && found->kind == DEVICE && !found->pool && found->address == address;
     if (good) {
         made.file = found->file;
         made.bytes = found->bytes;

@@ -20,7 +20,6 @@ static struct {
     void *(*look)(uint64_t address);
     size_t (*left)(void);
     void (*stick)(int result);
-    void (*pooled)(int pooled);
     void (*strict)(int strict);
     unsigned (*waiting)(void);
 } fake;
@@ -67,8 +66,7 @@ static bool find_all(void) {
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     return find(library, "fake_cuda_delay", &fake.delay) && find(library, "fake_cuda_hasten", &fake.hasten) &&
            find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
-           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_pooled", &fake.pooled) &&
-           find(library, "fake_cuda_strict", &fake.strict) &&
+           find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_strict", &fake.strict) &&
            find(library, "fake_cuda_waiting", &fake.waiting);
 }
 
@@ -476,11 +474,6 @@ void *devices_look(uint64_t address) {
         if (address - blocks[i].address < blocks[i].bytes)
             return blocks[i].copy + (address - blocks[i].address);
     return NULL;
-}
-
-void devices_pooled(bool pooled) {
-    if (fake.pooled)
-        fake.pooled(pooled);
 }
 
 uint32_t devices_waiting(void) {

@@ -113,7 +113,6 @@ void devices_delay(uint64_t ns);
 void devices_hasten(void);
 void devices_stick(int result);
 void *devices_look(uint64_t address);
-void devices_pooled(bool pooled);
 void devices_strict(bool strict);
 uint32_t devices_waiting(void);
 

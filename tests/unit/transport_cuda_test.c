@@ -313,21 +313,34 @@ static void memory_is_a_devices_and_there(void **state) {
     kvf_transport_close(transport);
 }
 
-static void memory_without_a_handle_is_refused_and_can_be_kept(void **state) {
-    DEVICES_ARE_STAND_INS();
-    void *seen;
+static void memory_of_a_pool_is_refused_and_can_be_kept(void **state) {
+    const CUmemPoolProps properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+                                       .location = {.type = CU_MEM_LOCATION_TYPE_DEVICE}};
     kvf_transport *transport = NULL;
+    const kvf_cuda *cuda;
+    CUmemoryPool pool;
+    CUstream stream;
+    CUdeviceptr address;
+    assert_ok(kvf_cuda_enter(0, &cuda));
+    assert_int_equal(cuda->cuMemPoolCreate(&pool, &properties), 0);
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0), 0);
+    assert_int_equal(cuda->cuMemAllocFromPoolAsync(&address, 4096, pool, stream), 0);
+    assert_int_equal(cuda->cuStreamSynchronize(stream), 0);
+    kvf_memory memory = {.struct_size = sizeof memory,
+                         .kind = KVF_MEMORY_CUDA,
+                         .address = (void *)(uintptr_t)address,
+                         .bytes = 4096};
     assert_ok(kvf_transport_open(*state, NULL, &transport));
-    devices_pooled(true);
-    kvf_memory memory = device_memory(0, 4096, &seen);
-    devices_pooled(false);
-    memory.withheld = false;
     assert_fails(kvf_transport_register(transport, &memory, 1), KVF_E_UNSUPPORTED,
-                 "as that of a memory pool");
+                 devices_are_real() ? "register it as withheld" : "as that of a memory pool");
     memory.withheld = true;
     assert_ok(kvf_transport_register(transport, &memory, 1));
     kvf_transport_close(transport);
-    devices_free();
+    assert_int_equal(cuda->cuMemFreeAsync(address, stream), 0);
+    assert_int_equal(cuda->cuStreamSynchronize(stream), 0);
+    assert_int_equal(cuda->cuStreamDestroy_v2(stream), 0);
+    assert_int_equal(cuda->cuMemPoolDestroy(pool), 0);
+    kvf_cuda_leave(cuda);
 }
 
 /* What this process has opened by a handle is another process's to share. */
@@ -678,10 +691,10 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_endpoint_without_memory_of_devices_is_not_reached_so),
         cmocka_unit_test(memory_is_a_devices_and_there),
         cmocka_unit_test(memory_of_another_process_is_refused_and_can_be_kept),
-        {"memory_without_a_handle_is_refused_and_can_be_kept (cuda)",
-         memory_without_a_handle_is_refused_and_can_be_kept, NULL, NULL, cuda},
-        {"memory_without_a_handle_is_refused_and_can_be_kept (auto)",
-         memory_without_a_handle_is_refused_and_can_be_kept, NULL, NULL, automatic},
+        {"memory_of_a_pool_is_refused_and_can_be_kept (cuda)", memory_of_a_pool_is_refused_and_can_be_kept,
+         NULL, NULL, cuda},
+        {"memory_of_a_pool_is_refused_and_can_be_kept (auto)", memory_of_a_pool_is_refused_and_can_be_kept,
+         NULL, NULL, automatic},
         cmocka_unit_test(a_card_that_says_something_else_than_the_driver_is_refused),
         cmocka_unit_test(a_later_region_of_an_allocation_lies_in_it_too),
         cmocka_unit_test(a_peer_that_dies_is_lost_and_others_are_read),
