@@ -9,6 +9,7 @@
 #include "fake_cuda_inside.h"
 
 #define RANGES 4096u
+#define BLOCK ((size_t)2 << 20) /* from which the driver cuts smaller allocations */
 
 typedef fake_range range;
 
@@ -281,13 +282,14 @@ CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address) 
     return 0;
 }
 
+/* Of opened memory the driver may know only the block from which its owner's driver cut the allocation. */
 CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr address) {
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);
     const range *found = fake_range_at(address);
     if (found) {
         *base = found->address;
-        *bytes = found->bytes;
+        *bytes = found->kind == MAPPED ? (found->bytes + BLOCK - 1) / BLOCK * BLOCK : found->bytes;
     }
     (void)pthread_mutex_unlock(&fake.lock);
     return found ? 0 : INVALID_VALUE;

@@ -454,7 +454,7 @@ static void a_card_that_says_something_else_than_the_driver_is_refused(void **st
     connect_forged(scene, part, sizeof(kvf_cuda_card) - 1, KVF_E_PARSE, "bytes");
     connect_forged(scene, part, 0, KVF_E_UNSUPPORTED, "the peer has registered no CUDA memory");
     wrong = first;
-    wrong.allocation_bytes *= 2; /* as if the allocation were larger */
+    wrong.allocation_bytes += UINT64_C(1) << 40; /* more than any block from which drivers cut allocations */
     memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
     read_forged(scene, part, bytes, "its allocation has");
     wrong = first;
