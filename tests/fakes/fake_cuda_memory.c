@@ -288,8 +288,9 @@ CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *bytes, CUdeviceptr a
     (void)pthread_mutex_lock(&fake.lock);
     const range *found = fake_range_at(address);
     if (found) {
-        *base = found->address;
-        *bytes = found->kind == MAPPED ? (found->bytes + BLOCK - 1) / BLOCK * BLOCK : found->bytes;
+        const size_t before = found->kind == MAPPED ? BLOCK / 2 : 0;
+        *base = found->address - before;
+        *bytes = before ? (before + found->bytes + BLOCK - 1) / BLOCK * BLOCK : found->bytes;
     }
     (void)pthread_mutex_unlock(&fake.lock);
     return found ? 0 : INVALID_VALUE;

@@ -457,6 +457,12 @@ static void a_card_that_says_something_else_than_the_driver_is_refused(void **st
     wrong.allocation_bytes += UINT64_C(1) << 40; /* more than any block from which drivers cut allocations */
     memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
     read_forged(scene, part, bytes, "its allocation has");
+    if (!devices_are_real()) {
+        wrong = first;
+        wrong.allocation_bytes = 2 << 20; /* a block, in the middle of which the allocation begins */
+        memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);
+        read_forged(scene, part, bytes, "its allocation has 2097152 bytes in the card and 1048576 here");
+    }
     wrong = first;
     wrong.offset = wrong.allocation_bytes - wrong.bytes + 1;
     memcpy(part + sizeof(kvf_cuda_card), &wrong, sizeof wrong);

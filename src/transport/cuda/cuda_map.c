@@ -26,6 +26,7 @@ static kvf_status open_handle(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf
     result = cuda->cuMemGetAddressRange_v2(&base, &bytes, *out);
     if (result)
         return kvf_cuda_status(cuda, result, "asking what a handle has opened");
+    bytes -= *out - base; /* it may be a block from which the allocation was cut */
     if (bytes < region->allocation_bytes)
         return kvf_fail(KVF_E_PARSE, "region %u: its allocation has %llu bytes in the card and %zu here", i,
                         (unsigned long long)region->allocation_bytes, bytes);
