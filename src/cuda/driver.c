@@ -391,8 +391,6 @@ kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *do
     const char *name = NULL, *text = NULL;
     if (result == 0)
         return KVF_OK;
-    if (result == CUDA_ERROR_NOT_READY)
-        return KVF_IN_PROGRESS;
     if (cuda->cuGetErrorName(result, &name) != 0 || cuda->cuGetErrorString(result, &text) != 0 || !name ||
         !text)
         return kvf_fail(meaning(result), "%s: error %d of the CUDA driver", doing, result);

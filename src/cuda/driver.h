@@ -321,9 +321,9 @@ kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t byte
  * Translates a result of the driver; the error detail has its name and sentence: "copying: CUDA_ERROR_ILLEGAL_ADDRESS
  * (an illegal memory access was encountered)".
  *
- * @return KVF_OK, KVF_IN_PROGRESS (CUDA_ERROR_NOT_READY, no detail), KVF_E_NOMEM, KVF_E_PERMISSION,
- *         KVF_E_UNSUPPORTED, or KVF_E_IO: the device may then be unusable for this process, which the detail says if it
- *         is known
+ * @return KVF_OK, KVF_E_NOMEM, KVF_E_PERMISSION, KVF_E_UNSUPPORTED, or KVF_E_IO: the device may then be unusable for
+ *         this process, which the detail says if it is known. CUDA_ERROR_NOT_READY is KVF_E_IO, too: callers that ask
+ *         whether something is over see to it before
  */
 kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing);
 

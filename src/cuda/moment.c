@@ -63,9 +63,10 @@ kvf_status kvf_cuda_moment_status(const kvf_cuda_moment *moment) {
     kvf_status status = kvf_cuda_enter(moment->device, &cuda);
     if (status)
         return status;
-    status = kvf_cuda_status(cuda, cuda->cuEventQuery(moment->event), "waiting for an event");
+    const CUresult result = cuda->cuEventQuery(moment->event);
     kvf_cuda_leave(cuda);
-    return status;
+    return result == CUDA_ERROR_NOT_READY ? KVF_IN_PROGRESS
+                                          : kvf_cuda_status(cuda, result, "waiting for an event");
 }
 
 void kvf_cuda_moment_drop(kvf_cuda_moment *moment) {

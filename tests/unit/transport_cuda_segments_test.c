@@ -337,6 +337,8 @@ static void exportable_memory_that_the_driver_refuses_is_named_and_nothing_stays
         {"cuMemCreate", NOT_SUPPORTED, KVF_E_UNSUPPORTED, "creating memory of a device that can be exported"},
         {"cuMemMap", OPERATING_SYSTEM, KVF_E_IO, "mapping memory of a device that can be exported"},
         {"cuMemSetAccess", OPERATING_SYSTEM, KVF_E_IO, "giving a device access to memory"},
+        {"cuMemSetAccess", CUDA_ERROR_NOT_READY, KVF_E_IO,
+         "giving a device access to memory that can be exported: CUDA_"},
         {"cuMemsetD8Async", OPERATING_SYSTEM, KVF_E_IO, "zeroing memory of a device"},
     };
     (void)state;
