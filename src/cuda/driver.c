@@ -242,9 +242,15 @@ void kvf_cuda_wait_for_devices(void) {
 }
 
 CUresult kvf_cuda_least_stream(const kvf_cuda *cuda, CUstream *out) {
-    int least = 0, greatest = 0;
-    const CUresult result = cuda->cuCtxGetStreamPriorityRange(&least, &greatest);
+    int least = 0;
+    const CUresult result = cuda->cuCtxGetStreamPriorityRange(&least, NULL);
     return result ? result : cuda->cuStreamCreateWithPriority(out, CU_STREAM_NON_BLOCKING, least);
+}
+
+CUresult kvf_cuda_greatest_stream(const kvf_cuda *cuda, CUstream *out) {
+    int greatest = 0;
+    const CUresult result = cuda->cuCtxGetStreamPriorityRange(NULL, &greatest);
+    return result ? result : cuda->cuStreamCreateWithPriority(out, CU_STREAM_NON_BLOCKING, greatest);
 }
 
 /* ---- memory ------------------------------------------------------------------------------------- */

@@ -281,6 +281,10 @@ void kvf_cuda_restore(const kvf_cuda *cuda);
 /** Makes a stream of the lowest priority on the device that is entered: it yields to the device's other work. */
 CUresult kvf_cuda_least_stream(const kvf_cuda *cuda, CUstream *out);
 
+/** Makes one of the highest priority, for what takes nothing of the device: a driver has a few queues for the streams
+ * of one priority, and what waits there would hold up copies. */
+CUresult kvf_cuda_greatest_stream(const kvf_cuda *cuda, CUstream *out);
+
 /** The number of a device in this process; KVF_CUDA_DEVICES_MAX: this process does not see it. */
 uint32_t kvf_cuda_device_with(const kvf_cuda *cuda, const CUuuid *uuid);
 

@@ -18,7 +18,7 @@ static kvf_status check_not_captured(const kvf_cuda *cuda, CUevent event) {
 }
 
 static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent event) {
-    CUresult result = cuda->cuStreamCreateWithPriority(&moment->stream, CU_STREAM_NON_BLOCKING, 0);
+    CUresult result = kvf_cuda_greatest_stream(cuda, &moment->stream);
     if (!result)
         result = cuda->cuEventCreate(&moment->event, CU_EVENT_DISABLE_TIMING);
     if (!result)

@@ -15,7 +15,8 @@
  * FAKE_CUDA_NO_CHANNEL the process may not use fabric handles; with FAKE_CUDA_ALIASED=1 devices reach registered memory
  * of the host at other addresses than the host, as with WSL 2; of what every FAKE_CUDA_SPOIL-th launch of a kernel has
  * moved, a bit is wrong; with FAKE_CUDA_STRICT=1000 calls wait as after fake_cuda_strict(1), but streams have room for
- * 1000 actions; with FAKE_CUDA_DELAY=200 actions run 200 us after they were put on a stream, or later.
+ * 1000 actions; with FAKE_CUDA_DELAY=200 actions run 200 us after they were put on a stream, or later; with
+ * FAKE_CUDA_QUEUES=8 the streams of one priority share 8 queues, in which what is behind a stream that waits waits, too.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,7 +233,9 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
 
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     BEGIN;
-    *least = 0;
-    *greatest = -5;
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = -5;
     return 0;
 }

@@ -38,7 +38,7 @@ struct CUmemPoolHandle_st {
 
 typedef struct action {
     action_kind kind;
-    uint64_t due_ns, to, from;
+    uint64_t due_ns, number, to, from; /* numbered as they were put on streams */
     size_t bytes;
     unsigned char value;
     CUevent event;
@@ -57,11 +57,14 @@ struct CUstream_st {
     capture capture;
     bool blocking;  /* it and the default stream wait for each other */
     bool destroyed; /* its actions still run */
-    int device;
+    int device, priority;
+    unsigned queue; /* of its device and priority */
     struct CUstream_st *next;
 };
 
 static struct CUstream_st *streams;
+static unsigned streams_made;
+static uint64_t actions_put;
 static CUmemoryPool pools;
 static struct CUstream_st defaults[KVF_CUDA_DEVICES_MAX]; /* of devices: the stream whose handle is NULL */
 
@@ -232,11 +235,20 @@ static void trim_pools(void) {
             pool->held -= POOL_PIECE;
 }
 
+/* Whether another stream of its queue has something to do that was put there before. */
+static bool is_behind_another(const struct CUstream_st *stream) {
+    for (const struct CUstream_st *at = streams; at; at = at->next)
+        if (at != stream && at->first && at->device == stream->device && at->priority == stream->priority &&
+            at->queue == stream->queue && at->first->number < stream->first->number)
+            return true;
+    return false;
+}
+
 /* Runs the first action of a stream; false: it is not due yet. */
 static bool step(CUstream stream, uint64_t now) {
     action *todo = stream->first;
     if (!todo || todo->due_ns > now || (todo->kind == WAIT && todo->event->reached < todo->record) ||
-        (todo->kind == WAIT_VALUE && !fake.stuck && !has_value(todo)))
+        (todo->kind == WAIT_VALUE && !fake.stuck && !has_value(todo)) || is_behind_another(stream))
         return false;
     fake.running = stream->device;
     if (!fake.stuck) {
@@ -427,6 +439,7 @@ static CUresult put(CUstream on, action given) {
     }
     wait_for_room(stream);
     given.due_ns = now_ns() + fake.delay_ns;
+    given.number = ++actions_put;
     given.next = NULL;
     *made = given;
     if (given.kind == RECORD)
@@ -451,7 +464,11 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     made->last = &made->first;
     made->device = fake_current[fake_depth - 1]->device;
     made->blocking = flags != CU_STREAM_NON_BLOCKING;
+    made->priority = priority;
+    const unsigned queues = (unsigned)fake_number("FAKE_CUDA_QUEUES", 0);
     (void)pthread_mutex_lock(&fake.lock);
+    streams_made++;
+    made->queue = queues ? streams_made % queues : streams_made;
     made->next = streams;
     streams = made;
     fake.left++;

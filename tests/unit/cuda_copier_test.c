@@ -21,6 +21,7 @@
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
 #include "cuda/hasher.h"
+#include "cuda/moment.h"
 #include "devices.h"
 
 #define MS 1000000ull
@@ -415,6 +416,45 @@ static void a_job_waits_for_an_event_of_the_engines(void **unused) {
     assert_int_equal(scene.cuda->cuEventDestroy_v2(ready), 0);
     assert_int_equal(scene.cuda->cuStreamDestroy_v2(engine), 0);
     close_scene(&scene);
+}
+
+/* A driver has a few queues for the streams of one priority: eight of these would hold up everything that is put on the
+ * copier's stream. */
+static void many_events_of_the_engine_that_are_late_hold_up_no_copy(void **unused) {
+    enum { QUEUES = 8, LOOKS = 1000 };
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    assert_int_equal(setenv("FAKE_CUDA_QUEUES", "8", 1), 0);
+    test_scene scene = open_scene(NULL);
+    const kvf_box one = pages_of(scene.one);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = {.packed = scene.arena};
+    kvf_cuda_moment *moments[QUEUES];
+    CUstream engine;
+    CUevent late;
+    assert_int_equal(scene.cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, -1), 0);
+    assert_int_equal(scene.cuda->cuEventCreate(&late, CU_EVENT_DISABLE_TIMING), 0);
+    devices_delay(1000000 * MS);
+    assert_int_equal(scene.cuda->cuEventRecord(late, engine), 0);
+    devices_delay(0);
+    for (int i = 0; i < QUEUES; i++)
+        assert_int_equal(kvf_cuda_moment_take(devices_number(1), late, &moments[i]), KVF_OK);
+    kvf_copy_job *job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    kvf_status status = KVF_IN_PROGRESS;
+    for (int i = 0; i < LOOKS && (status = kvf_copy_job_poll(job)) == KVF_IN_PROGRESS; i++)
+        (void)usleep(100);
+    assert_int_equal(status, KVF_OK);
+    for (int i = 0; i < QUEUES; i++)
+        assert_int_equal(kvf_cuda_moment_status(moments[i]), KVF_IN_PROGRESS);
+    devices_hasten();
+    for (int i = 0; i < QUEUES; i++) {
+        assert_int_equal(kvf_cuda_moment_status(moments[i]), KVF_OK);
+        kvf_cuda_moment_drop(moments[i]);
+    }
+    assert_int_equal(scene.cuda->cuEventDestroy_v2(late), 0);
+    assert_int_equal(scene.cuda->cuStreamDestroy_v2(engine), 0);
+    close_scene(&scene);
+    assert_int_equal(unsetenv("FAKE_CUDA_QUEUES"), 0);
 }
 
 static void more_boxes_than_a_job_has_room_for_are_refused(void **unused) {
@@ -922,6 +962,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(tables_that_are_brought_at_once_do_not_mix_and_leave_their_room_to_later_ones),
         cmocka_unit_test(a_table_for_which_there_is_no_memory_is_not_brought),
         cmocka_unit_test(a_job_waits_for_an_event_of_the_engines),
+        cmocka_unit_test(many_events_of_the_engine_that_are_late_hold_up_no_copy),
         cmocka_unit_test(more_boxes_than_a_job_has_room_for_are_refused),
         cmocka_unit_test(pages_are_found_by_tables_of_the_job),
         cmocka_unit_test(a_job_has_room_for_as_many_ids_as_were_asked_for),
