@@ -55,7 +55,7 @@ struct kvf_copier {
     uint64_t long_run_bytes;
     kvf_grid grid;
     CUstream stream;
-    CUmemoryPool pool; /* of tables and other room */
+    CUmemoryPool pool; /* of tables and other room; NULL: the device has none */
     CUmodule module;
     CUfunction kernels[LAUNCHES];
     void *boxes;          /* of all jobs, and behind them their ids */
@@ -80,12 +80,17 @@ static kvf_status load(kvf_copier *copier, const kvf_cuda *cuda) {
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
 /* Its own, because room in the device's default pool may be what the engine's streams free only after they have waited
- * for us; and an engine that waits for its device would give the room back each time. */
+ * for us; and an engine that waits for its device would give the room back each time. Some devices, as virtual ones,
+ * have no pools. */
 static kvf_status make_pool(kvf_copier *copier, const kvf_cuda *cuda) {
     const CUmemPoolProps properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
                                        .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)copier->device}};
     uint64_t kept = POOL_BYTES;
     CUresult result = cuda->cuMemPoolCreate(&copier->pool, &properties);
+    if (result == CUDA_ERROR_NOT_SUPPORTED) {
+        copier->pool = NULL;
+        return KVF_OK;
+    }
     if (!result)
         result = cuda->cuMemPoolSetAttribute(copier->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &kept);
     return kvf_cuda_status(cuda, result, "making a pool of memory");
@@ -95,13 +100,29 @@ static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
     return kvf_cuda_status(cuda, kvf_cuda_least_stream(cuda, &copier->stream), "making a stream");
 }
 
+/* Allocates memory for what is put on the stream from now on. */
+static CUresult allocate(const kvf_copier *copier, const kvf_cuda *cuda, size_t bytes, CUdeviceptr *out) {
+    return copier->pool ? cuda->cuMemAllocFromPoolAsync(out, bytes, copier->pool, copier->stream)
+                        : cuda->cuMemAlloc_v2(out, bytes);
+}
+
+/* Frees it behind what is on the stream. Without a pool this waits for that: drivers need not wait when they free. */
+static CUresult release(const kvf_copier *copier, const kvf_cuda *cuda, CUdeviceptr address) {
+    if (copier->pool)
+        return cuda->cuMemFreeAsync(address, copier->stream);
+    const CUresult result = cuda->cuStreamSynchronize(copier->stream);
+    return result ? result : cuda->cuMemFree_v2(address);
+}
+
 /* A pool that needs more memory than it holds may wait for all work of the device, and an engine's work may wait for
  * us. */
 static kvf_status fill_pool(kvf_copier *copier, const kvf_cuda *cuda) {
     CUdeviceptr all = 0;
-    CUresult result = cuda->cuMemAllocFromPoolAsync(&all, FILL_BYTES, copier->pool, copier->stream);
+    if (!copier->pool)
+        return KVF_OK;
+    CUresult result = allocate(copier, cuda, FILL_BYTES, &all);
     if (!result)
-        result = cuda->cuMemFreeAsync(all, copier->stream);
+        result = release(copier, cuda, all);
     return kvf_cuda_status(cuda, result, "filling a pool of memory");
 }
 
@@ -322,13 +343,12 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
         return status;
     const size_t bytes = (size_t)(count ? count : 1) * sizeof *ids;
     CUdeviceptr address = 0;
-    /* In the stream's order: freeing memory otherwise waits for all work of the device. */
-    CUresult result = cuda->cuMemAllocFromPoolAsync(&address, bytes, copier->pool, copier->stream);
+    CUresult result = allocate(copier, cuda, bytes, &address);
     if (!result && count)
         result = upload_table(copier, cuda, address, ids, bytes);
     status = kvf_cuda_status(cuda, result, "bringing a block table to a device");
     if (status && address)
-        (void)cuda->cuMemFreeAsync(address, copier->stream);
+        (void)release(copier, cuda, address);
     if (!status)
         *out = (kvf_device_table){.address = address, .on_host = ids};
     kvf_cuda_leave(cuda);
@@ -339,7 +359,7 @@ void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table) {
     const kvf_cuda *cuda;
     if (!table->address || kvf_cuda_enter(copier->device, &cuda))
         return;
-    (void)cuda->cuMemFreeAsync(table->address, copier->stream);
+    (void)release(copier, cuda, table->address);
     *table = (kvf_device_table){0};
     kvf_cuda_leave(cuda);
 }
@@ -350,8 +370,7 @@ kvf_status kvf_copier_room(kvf_copier *copier, uint64_t bytes, uint64_t *address
     kvf_status status = kvf_cuda_enter(copier->device, &cuda);
     if (status)
         return status;
-    status = kvf_cuda_status(cuda, cuda->cuMemAllocFromPoolAsync(&made, bytes, copier->pool, copier->stream),
-                             "making room on a device");
+    status = kvf_cuda_status(cuda, allocate(copier, cuda, bytes, &made), "making room on a device");
     *address = status ? 0 : made;
     kvf_cuda_leave(cuda);
     return status;
@@ -361,7 +380,7 @@ void kvf_copier_drop_room(kvf_copier *copier, uint64_t address) {
     const kvf_cuda *cuda;
     if (!address || kvf_cuda_enter(copier->device, &cuda))
         return;
-    (void)cuda->cuMemFreeAsync(address, copier->stream);
+    (void)release(copier, cuda, address);
     kvf_cuda_leave(cuda);
 }
 

@@ -16,7 +16,8 @@
  * of the host at other addresses than the host, as with WSL 2; of what every FAKE_CUDA_SPOIL-th launch of a kernel has
  * moved, a bit is wrong; with FAKE_CUDA_STRICT=1000 calls wait as after fake_cuda_strict(1), but streams have room for
  * 1000 actions; with FAKE_CUDA_DELAY=200 actions run 200 us after they were put on a stream, or later; with
- * FAKE_CUDA_QUEUES=8 the streams of one priority share 8 queues, in which what is behind a stream that waits waits, too.
+ * FAKE_CUDA_POOLS=0 devices have no pools of memory; with FAKE_CUDA_QUEUES=8 the streams of one priority share 8
+ * queues, where what is behind a stream that waits waits, too.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -578,6 +578,8 @@ CUresult cuStreamIsCapturing(CUstream stream, int *status) {
 
 CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
     BEGIN;
+    if (!fake_number("FAKE_CUDA_POOLS", 1))
+        return CUDA_ERROR_NOT_SUPPORTED;
     if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
         properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
         return INVALID_VALUE;
@@ -612,7 +614,7 @@ CUresult cuMemPoolDestroy(CUmemoryPool pool) {
 
 CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
     BEGIN;
-    if (pool->device != stream_of(stream)->device)
+    if (!pool || pool->device != stream_of(stream)->device)
         return INVALID_VALUE;
     (void)pthread_mutex_lock(&fake.lock);
     if (pool->used + bytes > pool->held) {
@@ -633,6 +635,8 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPoo
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     BEGIN_PUT;
+    if (!fake_number("FAKE_CUDA_POOLS", 1))
+        return CUDA_ERROR_NOT_SUPPORTED;
     const CUresult result = put(stream, (action){.kind = RELEASE, .to = address});
     (void)pthread_mutex_lock(&fake.lock);
     fake_advance(); /* so that a test does not count what is released at once */

@@ -331,6 +331,28 @@ static void the_first_table_does_not_wait_for_the_engine(void **unused) {
     close_scene(&scene);
 }
 
+/* As many virtual devices. A table that is dropped stays until the copies that were started before have read it. */
+static void a_device_without_pools_of_memory_copies_all_the_same(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    assert_int_equal(setenv("FAKE_CUDA_POOLS", "0", 1), 0);
+    test_scene scene = open_scene(NULL);
+    const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
+    const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
+    uint64_t room;
+    assert_int_equal(kvf_copier_room(scene.copier, 1u << 20, &room), KVF_OK);
+    kvf_copier_drop_room(scene.copier, room);
+    devices_delay(20 * MS);
+    kvf_copy_job *job = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    devices_delay(0);
+    kvf_copier_drop_table(scene.copier, &scene.table);
+    finish(job);
+    assert_same_cells(&scene);
+    close_scene(&scene);
+    assert_int_equal(unsetenv("FAKE_CUDA_POOLS"), 0);
+}
+
 enum { LARGE_TABLES = 6, LARGE_IDS = 40000 }; /* up to 160 kB each */
 
 /* Puts tables while nothing that was put on the stream is done, and compares them when all of it is. */
@@ -959,6 +981,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_job_that_is_late_is_in_progress_and_its_boxes_stay),
         cmocka_unit_test(bringing_a_table_does_not_wait_for_the_jobs_before),
         cmocka_unit_test(the_first_table_does_not_wait_for_the_engine),
+        cmocka_unit_test(a_device_without_pools_of_memory_copies_all_the_same),
         cmocka_unit_test(tables_that_are_brought_at_once_do_not_mix_and_leave_their_room_to_later_ones),
         cmocka_unit_test(a_table_for_which_there_is_no_memory_is_not_brought),
         cmocka_unit_test(a_job_waits_for_an_event_of_the_engines),
