@@ -138,14 +138,14 @@ static CUresult launch(const kvf_hasher *hasher, const kvf_cuda *cuda) {
                                              KVF_BLOCK_THREADS, 1, 1, 0, hasher->stream, arguments, NULL);
 }
 
-/* Puts a job on the stream, and its event behind it. */
+/* Puts a job on the stream, and its event behind it. Sums are copied as zeros with the rest: a driver may set memory
+ * by a kernel of its own, load that at the first call, and wait for the work of an engine that waits for us. */
 static CUresult put(const kvf_hasher *hasher, const kvf_cuda *cuda) {
     const CUdeviceptr sums = place_of(hasher, offsetof(room, sums));
     const size_t sum_bytes = hasher->sums * sizeof *hasher->host->sums;
-    CUresult result =
-        cuda->cuMemcpyHtoDAsync_v2(hasher->there, hasher->host, offsetof(room, sums), hasher->stream);
-    if (!result && sum_bytes)
-        result = cuda->cuMemsetD8Async(sums, 0, sum_bytes, hasher->stream);
+    memset(hasher->host->sums, 0, sum_bytes);
+    CUresult result = cuda->cuMemcpyHtoDAsync_v2(hasher->there, hasher->host,
+                                                 offsetof(room, sums) + sum_bytes, hasher->stream);
     if (!result)
         result = launch(hasher, cuda);
     if (!result && sum_bytes)

@@ -644,8 +644,11 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     return result;
 }
 
+/* May be a kernel of the driver's own, which is loaded when it is first launched. */
 CUresult cuMemsetD8Async(CUdeviceptr address, unsigned char value, size_t count, CUstream stream) {
+    static struct CUfunc_st kernels[KVF_CUDA_DEVICES_MAX];
     BEGIN_PUT;
+    load(&kernels[fake_current[fake_depth - 1]->device]);
     return put(stream, (action){.kind = FILL, .to = address, .value = value, .bytes = count});
 }
 

@@ -422,6 +422,9 @@ static void a_job_waits_for_an_event_of_the_engines(void **unused) {
     CUevent ready;
     assert_int_equal(scene.cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
     assert_int_equal(scene.cuda->cuEventCreate(&ready, CU_EVENT_DISABLE_TIMING), 0);
+    /* A driver that sets memory for the first time may load a kernel, and wait for a stream that is held up. */
+    assert_int_equal(scene.cuda->cuMemsetD8Async(scene.other.memory, 0, BLOCKS * PAGE, engine), 0);
+    assert_int_equal(scene.cuda->cuStreamSynchronize(engine), 0);
     /* The engine writes its pages after the job is started: a job that did not wait would copy old bytes. */
     devices_hold_up(scene.cuda, engine);
     assert_int_equal(scene.cuda->cuMemsetD8Async(scene.one.memory, 0x5a, BLOCKS * PAGE, engine), 0);
@@ -719,6 +722,40 @@ static void a_job_ends_with_its_device(void **unused) {
     close_scene(&scene);
 }
 
+/* Nothing that they need is loaded, or made room for, when the first are computed. Must be their first test. */
+static void the_first_checksums_do_not_wait_for_the_engine(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    const uint32_t id = 0;
+    const uint64_t *sums;
+    const kvf_cuda *cuda;
+    CUstream engine;
+    CUevent over;
+    kvf_hasher *hasher = NULL;
+    kvf_status status;
+    assert_int_equal(kvf_hasher_open(0, &hasher), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
+    assert_int_equal(cuda->cuEventCreate(&over, CU_EVENT_DISABLE_TIMING), 0);
+    devices_strict(true);
+    devices_delay(300 * MS);
+    assert_int_equal(cuda->cuEventRecord(over, engine), 0);
+    devices_delay(0);
+    kvf_hasher_begin(hasher, &id, 1, 1);
+    assert_int_equal(kvf_hasher_start(hasher), KVF_OK);
+    while ((status = kvf_hasher_poll(hasher, &sums)) == KVF_IN_PROGRESS)
+        (void)usleep(100);
+    assert_int_equal(status, KVF_OK);
+    assert_int_equal(sums[0], 0);
+    assert_int_equal(cuda->cuEventQuery(over), CUDA_ERROR_NOT_READY);
+    devices_strict(false);
+    devices_hasten();
+    assert_int_equal(cuda->cuEventDestroy_v2(over), 0);
+    assert_int_equal(cuda->cuStreamDestroy_v2(engine), 0);
+    kvf_cuda_leave(cuda);
+    assert_int_equal(kvf_hasher_close(hasher), KVF_OK);
+}
+
 static void checksums_of_which_the_driver_says_nothing_are_in_progress(void **unused) {
     (void)unused;
     DEVICES_ARE_STAND_INS();
@@ -996,6 +1033,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
         cmocka_unit_test(a_job_of_which_the_driver_says_nothing_is_in_progress),
         cmocka_unit_test(a_job_ends_with_its_device),
+        cmocka_unit_test(the_first_checksums_do_not_wait_for_the_engine),
         cmocka_unit_test(checksums_of_which_the_driver_says_nothing_are_in_progress),
         cmocka_unit_test(a_job_of_a_context_that_cannot_be_entered_any_more_is_over),
         cmocka_unit_test(memory_is_pinned_once),
