@@ -111,6 +111,7 @@ enum {
     CUDA_ERROR_STREAM_CAPTURE_IMPLICIT = 906, /* the default stream would have to wait for a captured one */
     CUDA_ERROR_CAPTURED_EVENT = 907,          /* the event was last recorded while its stream was captured */
     CUDA_ERROR_EXTERNAL_DEVICE = 911,
+    CUDA_ERROR_UNKNOWN = 999,
     /* Values of arguments. */
     CU_STREAM_NON_BLOCKING = 1,
     CU_EVENT_DISABLE_TIMING = 2,

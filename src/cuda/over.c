@@ -12,6 +12,22 @@ static bool ends_work(CUresult result) {
            result == CUDA_ERROR_ECC_UNCORRECTABLE || result == CUDA_ERROR_NVLINK_UNCORRECTABLE;
 }
 
+/* What the driver says of a new event: after an error that ends work, calls fail with it, whatever they are about. */
+static CUresult ask_of_nothing(const kvf_cuda *cuda) {
+    CUevent event = NULL;
+    CUresult result = cuda->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
+    if (!result) {
+        result = cuda->cuEventQuery(event);
+        (void)cuda->cuEventDestroy_v2(event);
+    }
+    return result;
+}
+
+/* A device that is no longer on its bus makes every call fail with an unknown error. One alone says nothing. */
+static bool has_ended(const kvf_cuda *cuda, CUresult result) {
+    return ends_work(result) || (result == CUDA_ERROR_UNKNOWN && ask_of_nothing(cuda) == CUDA_ERROR_UNKNOWN);
+}
+
 kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {
     const kvf_cuda *cuda;
     const bool entered = kvf_cuda_enter(device, &cuda) == KVF_OK;
@@ -19,26 +35,21 @@ kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {
         return KVF_IN_PROGRESS; /* a child of fork() */
     const CUresult result =
         cuda->cuEventQuery(event); /* without the context it still tells if that has ended */
+    const bool over = result == 0 || has_ended(cuda, result);
     if (entered)
         kvf_cuda_leave(cuda);
-    return result == 0 || ends_work(result) ? kvf_cuda_status(cuda, result, doing) : KVF_IN_PROGRESS;
+    return over ? kvf_cuda_status(cuda, result, doing) : KVF_IN_PROGRESS;
 }
 
-/* After such an error calls fail with it, whatever they are about. */
 bool kvf_cuda_is_lost(uint32_t device) {
     const kvf_cuda *cuda;
-    CUevent event = NULL;
     const bool entered = kvf_cuda_enter(device, &cuda) == KVF_OK;
     if (!entered && kvf_cuda_find(&cuda))
         return false; /* a child of fork() */
-    CUresult result = cuda->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);
-    if (!result) {
-        result = cuda->cuEventQuery(event);
-        (void)cuda->cuEventDestroy_v2(event);
-    }
+    const bool lost = has_ended(cuda, ask_of_nothing(cuda));
     if (entered)
         kvf_cuda_leave(cuda);
-    return ends_work(result);
+    return lost;
 }
 
 void kvf_cuda_pause(void) {

@@ -8,8 +8,9 @@
 
 /**
  * Polls a recorded event. Only two answers of the driver say that the work is over: success, and an error that ends
- * the device's context, with all its kernels. Others, as while a graph is captured, say nothing about the work: the
- * caller's patience ends such waiting.
+ * the device's context, with all its kernels. An unknown error is one if the driver then gives it for an event that has
+ * no work, too. Others, as while a graph is captured, say nothing about the work: the caller's patience ends such
+ * waiting.
  *
  * @param doing  for the detail, as of kvf_cuda_status()
  * @return KVF_OK, KVF_IN_PROGRESS, KVF_E_IO (the device is unusable for this process)

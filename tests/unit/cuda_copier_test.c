@@ -22,6 +22,7 @@
 #include "cuda/device_image.h"
 #include "cuda/hasher.h"
 #include "cuda/moment.h"
+#include "cuda/over.h"
 #include "devices.h"
 
 #define MS 1000000ull
@@ -671,11 +672,13 @@ static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unus
 static const struct refusal {
     const char *function;
     int result;
-} refusals[] = {{"cuEventQuery", 900},
-                {"cuEventQuery", 906},
-                {"cuEventQuery", CUDA_ERROR_OUT_OF_MEMORY},
-                {"cuCtxPushCurrent_v2", CUDA_ERROR_INVALID_CONTEXT},
-                {"cuCtxPushCurrent_v2", 900}};
+    unsigned times;
+} refusals[] = {{"cuEventQuery", 900, 3},
+                {"cuEventQuery", 906, 3},
+                {"cuEventQuery", CUDA_ERROR_OUT_OF_MEMORY, 3},
+                {"cuEventQuery", CUDA_ERROR_UNKNOWN, 1}, /* twice may be the end */
+                {"cuCtxPushCurrent_v2", CUDA_ERROR_INVALID_CONTEXT, 3},
+                {"cuCtxPushCurrent_v2", 900, 3}};
 
 static void a_job_of_which_the_driver_says_nothing_is_in_progress(void **unused) {
     (void)unused;
@@ -688,7 +691,7 @@ static void a_job_of_which_the_driver_says_nothing_is_in_progress(void **unused)
         devices_delay(1000000 * MS);
         assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
         devices_delay(0);
-        devices_fail(refusals[i].function, refusals[i].result, 3);
+        devices_fail(refusals[i].function, refusals[i].result, refusals[i].times);
         for (int poll = 0; poll < 3; poll++)
             assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
         assert_int_equal(kvf_copier_begin(scene.copier, &other), KVF_E_AGAIN);
@@ -716,6 +719,13 @@ static void a_job_ends_with_its_device(void **unused) {
         devices_fail("cuEventQuery", ends[i], 1);
         assert_int_equal(kvf_copy_job_poll(job), KVF_E_IO);
     }
+    kvf_copy_job *lost = begin(&scene, &from, &to);
+    assert_int_equal(kvf_copy_job_start(lost, NULL), KVF_OK);
+    assert_false(kvf_cuda_is_lost(devices_number(1)));
+    devices_stick(CUDA_ERROR_UNKNOWN); /* the device is not on its bus any more */
+    assert_int_equal(kvf_copy_job_poll(lost), KVF_E_IO);
+    assert_true(kvf_cuda_is_lost(devices_number(1)));
+    devices_stick(0);
     kvf_copy_job *next = begin(&scene, &from, &to);
     assert_int_equal(kvf_copy_job_start(next, NULL), KVF_OK);
     finish(next);
