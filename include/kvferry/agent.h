@@ -620,15 +620,16 @@ KVF_API kvf_status kvf_agent_arrived(kvf_agent *agent, uint64_t ticket, uint32_t
  * A stream passes when a request fails, so that it does not hang: what was computed counts only if the request's event
  * says DONE, or if kvf_agent_arrived() has said so before.
  *
- * The stream waits for a word in the host's memory, which CUDA does not know as a dependency. So the stream should have a
- * higher priority than the lowest, which kvferry's streams have: streams of the same priority share a few queues of the
- * driver, and a copy of the request behind the waiting stream in its queue would not begin, until the request has failed
- * by its deadline. Until the stream has passed, a thread that has to make progress for the request must not wait for the
- * stream, nor make a CUDA call that waits for the whole device. And no thread of the process should make one that keeps a
- * lock of the driver while it waits, such as cudaFree(), or a copy behind the wait to memory of the host that is not
- * pinned: the agent would wait for the lock, with all its requests. A second after the request's deadline its streams are
- * let go without the agent, which ends that; the request then fails with KVF_E_TIMEOUT, also if its bytes have come by
- * then (docs/devices.md).
+ * The stream waits for a word in the host's memory, which CUDA does not know as a dependency. So the stream should have
+ * a higher priority than the lowest, which kvferry's streams have: streams of the same priority share a few queues of
+ * the driver, and a copy of the request behind the waiting stream in its queue would not begin, until the request has
+ * failed by its deadline. Priorities do not count for copies between host and device: put none behind the wait, or give
+ * the process more queues (CUDA_DEVICE_MAX_CONNECTIONS=32, before the driver starts). Until the stream has passed, a
+ * thread that has to make progress for the request must not wait for the stream, nor make a CUDA call that waits for
+ * the whole device. And no thread of the process should make one that keeps a lock of the driver while it waits, such
+ * as cudaFree(), or a copy behind the wait to memory of the host that is not pinned: the agent would wait for the lock,
+ * with all its requests. A second after the request's deadline its streams are let go without the agent, which ends
+ * that; the request then fails with KVF_E_TIMEOUT, also if its bytes have come by then (docs/devices.md).
  *
  * @param layers  more than the model has: until the request has ended
  * @param device  the number of the stream's device

@@ -402,10 +402,12 @@ class Requests:
         The call itself waits only for room on the stream, of which there are about 1000 places. A stream also
         passes when the request fails: what was computed then counts only if the event says DONE. The agent must
         make progress meanwhile, on a thread that does not wait for the stream. The stream should have a higher
-        priority than the lowest: `torch.cuda.Stream(priority=-1)`. Before it has passed, no thread should make
-        a call that keeps a lock of the driver while it waits: freeing CUDA memory, or a copy behind the wait to
-        memory that is not pinned, such as `tensor.cpu()`. The agent would wait for that lock, until a second
-        after the request's deadline; then the stream passes, and the request fails.
+        priority than the lowest: `torch.cuda.Stream(priority=-1)`. For copies between host and device behind
+        the wait, priorities do not count: where there are any, the process should have more queues of the
+        driver (`CUDA_DEVICE_MAX_CONNECTIONS=32`, set before it starts). Before the stream has passed, no thread
+        should make a call that keeps a lock of the driver while it waits: freeing CUDA memory, or a copy behind
+        the wait to memory that is not pinned, such as `tensor.cpu()`. The agent would wait for that lock, until
+        a second after the request's deadline; then the stream passes, and the request fails.
 
         Args:
             ticket: of a pull or an expect with `by_layer`; if it has ended, nothing is put on the stream
