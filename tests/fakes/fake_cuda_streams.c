@@ -602,6 +602,19 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
     return 0;
 }
 
+/* Found by name only: tools/device/probe.py asks what a pool holds. */
+__attribute__((visibility("default"))) CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute,
+                                                                      void *value);
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value) {
+    enum { RESERVED_MEM_CURRENT = 5 };
+    BEGIN;
+    if (!pool || !value || attribute != RESERVED_MEM_CURRENT)
+        return INVALID_VALUE;
+    *(uint64_t *)value = pool->held;
+    return 0;
+}
+
 CUresult cuMemPoolDestroy(CUmemoryPool pool) {
     BEGIN;
     (void)pthread_mutex_lock(&fake.lock);

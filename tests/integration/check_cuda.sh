@@ -41,6 +41,12 @@ replace() {
     chmod +x "$work/$1"
 }
 
+checks probe FAKE_CUDA_STRICT=1000
+says "the driver is asked what kvferry assumes" 0 '1 passed, 0 failed, parts skipped: 0' \
+    '^  it may keep 32; after: cuMemFreeAsync 32, cuStreamSynchronize 32, cuCtxSynchronize 32$' \
+    '^  cuMemFree: waits; others wait, too$' '^  cuEventQuery: returns 0$' \
+    '^  cuCtxSynchronize: \[900\]; the capture ends with 901$'
+
 replace python-that-hangs <<'END_OF_PROGRAM'
 case $* in
     *torch*) exit 1 ;;

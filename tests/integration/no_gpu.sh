@@ -30,7 +30,7 @@ without_gpu "tests of which none ran are no success" 1 '^0 passed, 0 failed, par
 without_gpu "a Python that is not there is named before anything runs" 2 \
     'KVF_PYTHON is "/no/such/python", and no such program is found$' check-cuda KVF_CHECK_STAND_IN=1 \
     KVF_PYTHON=/no/such/python
-without_gpu "a part that is unknown is refused" 2 'has "fault"; allowed: programs,faults,' check-cuda \
+without_gpu "a part that is unknown is refused" 2 'has "fault"; allowed: probe,programs,faults,' check-cuda \
     KVF_CHECK_PARTS=programs,fault
 written=$(mktemp -d)
 trap 'rm -rf "$output" "$errors" "$written"' EXIT
