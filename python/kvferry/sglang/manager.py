@@ -217,9 +217,9 @@ class KvferryManager(CommonKVManager):
                 self.update_status(room, KVPoll.Bootstrapping)
                 self.fail(room, str(error))
                 return
-        if len(known) == askers:
-            self.req_to_decode_prefix_len[room] = self._pushes[room].chunks.begin
-            self.update_status(room, KVPoll.WaitingForInput)
+            if len(known) == askers:
+                self.req_to_decode_prefix_len[room] = self._pushes[room].chunks.begin
+                self.update_status(room, KVPoll.WaitingForInput)
 
     @property
     def _deadline(self) -> float:
