@@ -147,14 +147,19 @@ static void pull_over(const char *listen, const char *host) {
     open_with(&w, by_messages, by_messages);
     world_close_agents(&w.p);
     kvf_agent **p = &w.p.agents[0];
-    assert_ok(kvf_agent_open(w.p.engine, 0, NULL, p)); /* finds a free port */
-    (void)snprintf(port, sizeof port, "%s", strrchr(kvf_agent_endpoint(*p), ':'));
-    kvf_agent_close(*p);
-    (void)snprintf(listens, sizeof listens, "%s%s", listen, port);
-    (void)snprintf(advertised, sizeof advertised, "tcp://%s%s", host, port);
-    assert_ok(kvf_agent_open(
-        w.p.engine, 0,
-        OPTIONS(.listen = listens, .advertise = advertised, .insecure = true, .transport = "messages"), p));
+    kvf_status status = KVF_E_EXISTS;
+    for (int i = 0; i < 20 && status == KVF_E_EXISTS; i++) { /* tests beside this one may be faster */
+        assert_ok(kvf_agent_open(w.p.engine, 0, NULL, p));   /* finds a free port */
+        (void)snprintf(port, sizeof port, "%s", strrchr(kvf_agent_endpoint(*p), ':'));
+        kvf_agent_close(*p);
+        (void)snprintf(listens, sizeof listens, "%s%s", listen, port);
+        (void)snprintf(advertised, sizeof advertised, "tcp://%s%s", host, port);
+        status = kvf_agent_open(
+            w.p.engine, 0,
+            OPTIONS(.listen = listens, .advertise = advertised, .insecure = true, .transport = "messages"),
+            p);
+    }
+    assert_ok(status);
     world_register(&w.p, 0);
     w.p.contact.endpoint = kvf_agent_endpoint(*p);
     pull_well(&w);
