@@ -32,6 +32,7 @@ RUN = {
     ("docs/operating.md", "kvferry"): "tests/integration/documents.sh",
     ("docs/operating.md", "python"): "python/tests/docs_test.py",
     ("docs/operating.md", "podman"): "scripts/check-container",
+    ("docs/sglang.md", "python"): "tests/sglang/documents_test.py",
     ("docs/vllm.md", "vllm"): "tests/vllm/documents_test.py",
     ("docs/vllm.md", "python"): "tests/vllm/documents_test.py",
     ("docs/vllm.md", "curl"): "tests/vllm/documents_test.py",
@@ -40,6 +41,7 @@ RUN = {
 NOT_READ = {
     ("docs/operating.md", "apt-get"): "scripts/check-deb installs the same packages into a fresh Debian",
     ("docs/python.md", "pip"): "scripts/check-python installs the checkout, wheel_test.py the wheel",
+    ("docs/sglang.md", "pip"): "scripts/sglang-environment installs the checkout",
     ("docs/vllm.md", "pip"): "scripts/vllm-environment installs the checkout",
 }
 EXCERPTS = (
@@ -136,6 +138,12 @@ def test_what_the_documents_name_of_make_is_there() -> None:
     }
     assert len(named) > 20
     assert [(document, target) for document, target in sorted(named) if target not in targets] == []
+
+
+def test_the_settings_of_sglang_are_those_of_its_document() -> None:
+    read = set(re.findall(r'"(KVFERRY_\w+)"', (ROOT / "python/kvferry/sglang/settings.py").read_text()))
+    table = (ROOT / "docs" / "sglang.md").read_text().split("\n## Settings\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(KVFERRY_\w+)` \|", table, re.MULTILINE)) == read
 
 
 def test_the_settings_of_the_connector_are_those_of_the_table() -> None:
