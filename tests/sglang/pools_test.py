@@ -271,12 +271,14 @@ class States(Cache):
 class RowStates(States):
     """Kimi's delta nets, whose convolution's state has channels innermost."""
 
-    PARTS = (64, 64, 64)
+    PARTS = (128, 64, 64)
     CONV_AXIS = 2
 
     def state_shape(self, tp_size: int) -> Any:
         """The shapes of a rank's states."""
-        shape = KimiLinearStateShape.create(tp_world_size=tp_size, num_heads=4, head_dim=16)
+        shape = KimiLinearStateShape.create(
+            tp_world_size=tp_size, num_heads=8, head_dim=16, num_k_heads=4, head_k_dim=16
+        )
         return KimiLinearCacheParams(shape=shape, layers=[0, 2])
 
 
