@@ -46,6 +46,11 @@ def read_keys(path: str, name: str) -> KeyPair:
         ) from None
 
 
+def endpoint_at(host: str, port: int = 0) -> str:
+    """The endpoint of a host and a port, to listen on; 0: any free port."""
+    return f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}"
+
+
 @dataclass(frozen=True)
 class KeyGrant:
     """A key that may connect, and the ranks for which its holders may speak.

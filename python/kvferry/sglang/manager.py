@@ -8,7 +8,6 @@ taken when SGLang polls.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import threading
@@ -26,7 +25,8 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_device, get_parallel
 from sglang.srt.server_args import ServerArgs
 
-from kvferry.agent import Agent, Contact
+from kvferry.agent import Agent
+from kvferry.contact import Contact, endpoint_at
 from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind, RequestKind
 from kvferry.records import Record
@@ -35,6 +35,7 @@ from kvferry.sglang.bootstrap import CONTACT_PATH, ROUTE_PATH
 from kvferry.sglang.caches import components_of, facts_of, refuse_options, stages_of
 from kvferry.sglang.geometry import arrays_of, build_engine
 from kvferry.sglang.settings import read_settings
+from kvferry.tickets import cancel
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class KvferryManager(CommonKVManager):
         self.agent = Agent(
             build_engine(self._components, name, self.attn_tp_size, stages),
             self._engine_rank,
-            listen=f"tcp://{_host(self.local_ip)}:*",
+            listen=endpoint_at(self.local_ip),
             transport=settings.transport,
             facts=facts_of(self._components, config, settings.weights),
             keys=settings.keys,
@@ -278,7 +279,7 @@ class KvferryManager(CommonKVManager):
         with self._lock:
             push = self._pushes.pop(room, None)
         if push is not None and not push.done:
-            self._cancel(push.ticket)
+            cancel(self.agent, push.ticket)
         if self.request_status.get(room) not in (None, KVPoll.Success):
             self.conclude_failure(bootstrap_room=room, failure_reason="given up")
 
@@ -306,7 +307,7 @@ class KvferryManager(CommonKVManager):
             for load in stopped.values():
                 load.wanted = False
         for ticket in stopped:
-            self._cancel(ticket)
+            cancel(self.agent, ticket)
 
     def is_abort_release_safe(self, bootstrap_room: int, required_acks: int) -> bool:
         """Whether nobody writes into the pages of a request that was stopped."""
@@ -393,10 +394,6 @@ class KvferryManager(CommonKVManager):
             else:
                 self.update_status(load.room, KVPoll.Success)
 
-    def _cancel(self, ticket: int) -> None:
-        with contextlib.suppress(NotFoundError):  # it has ended meanwhile
-            self.agent.cancel(ticket)
-
     # ---- small data
 
     def _row(self, row: int) -> Iterator[tuple[int, int]]:
@@ -425,7 +422,3 @@ class KvferryManager(CommonKVManager):
         for address, length in self._row(row):
             ctypes.memmove(address, data[place : place + length], length)
             place += length
-
-
-def _host(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

@@ -27,12 +27,12 @@ from kvferry.plan import CostModel, Plan
 from kvferry.request import BlockTable
 from kvferry.scheduler import Instruction, InstructionKind, Schedule
 from kvferry.shard import Engine
+from kvferry.tickets import cancel
 from kvferry.vllm.compat import init_logger
 from kvferry.vllm.geometry import GroupGeometry
 from kvferry.vllm.layers import place_layer
 from kvferry.vllm.marks import DeviceMarks
 from kvferry.vllm.messages import Chunk
-from kvferry.vllm.tickets import cancel
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

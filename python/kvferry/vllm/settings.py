@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvferry.contact import KeyGrant, KeyPair, read_keys
+from kvferry.contact import KeyGrant, KeyPair, endpoint_at, read_keys
 from kvferry.errors import InvalidError
 from kvferry.events import Way
 
@@ -86,16 +86,12 @@ class Settings:
     @property
     def listen(self) -> str:
         """The endpoint on which the ranks listen."""
-        return f"tcp://{self._address}:*"
+        return endpoint_at(self.host)
 
     @property
     def meeting(self) -> str:
         """The endpoint where the engine is met."""
-        return f"tcp://{self._address}:{self.port or '*'}"
-
-    @property
-    def _address(self) -> str:
-        return f"[{self.host}]" if ":" in self.host else self.host
+        return endpoint_at(self.host, self.port)
 
 
 class _Extra:

@@ -15,7 +15,7 @@ import torch
 from kvferry.agent import Agent
 from kvferry.errors import AgainError
 from kvferry.events import Event
-from kvferry.vllm.tickets import WAIT_SECONDS, EventSource, cancel, work
+from kvferry.tickets import WAIT_SECONDS, EventSource, cancel, work
 
 # A request that was cancelled ends when its readers' leases, or its writers' time, have run out. Messages about
 # it get this much longer.

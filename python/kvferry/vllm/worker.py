@@ -15,6 +15,7 @@ from kvferry.events import Event, EventKind
 from kvferry.model import Dtype, GroupKind
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
+from kvferry.tickets import EventSource, cancel, drain
 from kvferry.vllm.commands import Commands, Kept, how_ended
 from kvferry.vllm.compat import (
     KVCacheConfig,
@@ -37,7 +38,6 @@ from kvferry.vllm.settings import read_settings
 from kvferry.vllm.sleeping import Caches
 from kvferry.vllm.statistics import SPREADS, KvferryStats, counted
 from kvferry.vllm.tensors import describe
-from kvferry.vllm.tickets import EventSource, cancel, drain
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig

@@ -1,4 +1,4 @@
-"""Functions on an agent's tickets, for all parts of a worker."""
+"""Functions on an agent's tickets, for the adapters of all engines."""
 
 from __future__ import annotations
 
