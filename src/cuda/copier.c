@@ -8,8 +8,8 @@
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
 #define FILL_BYTES UINT64_C(8388608) /* room for tables of blocks that is there from the opening on */
-/* What a pool may keep. Drivers get memory for it in pieces of 32 MiB. If it holds more than it may keep, unused pieces
- * are given back when somebody next waits for a stream or the device, even the only one. */
+/* How much memory a pool may keep. Drivers get memory for it in pieces of 32 MiB. If it holds more than it may keep,
+ * unused pieces are given back when somebody next waits for a stream or the device, even the only one. */
 #define POOL_BYTES UINT64_C(33554432)
 #define UPLOAD_BYTES 262144u /* for tables on their way: 65536 ids */
 

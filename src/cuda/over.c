@@ -12,7 +12,7 @@ static bool ends_work(CUresult result) {
            result == CUDA_ERROR_ECC_UNCORRECTABLE || result == CUDA_ERROR_NVLINK_UNCORRECTABLE;
 }
 
-/* What the driver says of a new event: after an error that ends work, calls fail with it, whatever they are about. */
+/* The driver's answer about a new event, which has no work. After an error that ends work, every call fails with it. */
 static CUresult ask_of_nothing(const kvf_cuda *cuda) {
     CUevent event = NULL;
     CUresult result = cuda->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING);

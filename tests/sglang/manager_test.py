@@ -104,7 +104,7 @@ class Scene(unittest.TestCase):
             agent.close()
 
     def engines(self, kind: type, prefill: int, decode: int, columns: tuple[int, ...] = COLUMNS) -> None:
-        """Makes both engines, of so many ranks, and what the prefill engine has computed."""
+        """Makes a prefill and a decode engine of so many ranks, and fills the prefill engine's cache."""
         draw = np.random.default_rng(3)
         both = []
         for name, mode, size in (
