@@ -388,26 +388,13 @@ class Pools(unittest.TestCase):
         for kind in self.KINDS:
             for sizes in ((1, 1), (1, 2), (2, 1), (4, 2), (2, 4)):
                 for chunks in ((), (2, 1, 3)):
-                    with self.subTest(kind.__name__, sizes=sizes, chunks=chunks), engines(kind, *sizes) as both:
-                        prefill, decode = both
-                        whole = whole_model(prefill, np.random.default_rng(5))
-                        for rank in prefill:
-                            fill(rank, whole)
-                        for rank in decode:  # a control: nothing is there before
-                            self.assertEqual(differing(rank, whole), [place.name for place in rank.places])
-                        move(prefill, decode, chunks)
-                        for rank in decode:
-                            self.assertEqual(differing(rank, whole), [])
+                    with self.subTest(kind.__name__, sizes=sizes, chunks=chunks):
+                        self._move(kind, sizes, chunks=chunks)
 
     def test_more_ranks_than_heads_have_the_same_heads(self) -> None:
         for sizes in ((8, 1), (1, 8), (8, 2)):
-            with self.subTest(sizes=sizes), engines(Heads, *sizes) as (prefill, decode):
-                whole = whole_model(prefill, np.random.default_rng(5))
-                for rank in prefill:
-                    fill(rank, whole)
-                move(prefill, decode, (3,))
-                for rank in decode:
-                    self.assertEqual(differing(rank, whole), [])
+            with self.subTest(sizes=sizes):
+                self._move(Heads, sizes, chunks=(3,))
 
     def test_pages_may_have_other_sizes(self) -> None:
         for kind in (Heads, Latents):
@@ -419,20 +406,23 @@ class Pools(unittest.TestCase):
     def test_pages_that_the_decode_engine_has_do_not_move(self) -> None:
         for kind in (Heads, Indexed, Windows, States):
             with self.subTest(kind.__name__):
-                self._move(kind, (2, 1), (PAGE, PAGE), (1,), 2 * PAGE)
+                self._move(kind, (2, 1), chunks=(1,), prefix=2 * PAGE)
 
     def _move(
         self,
         kind: type[Cache],
         sizes: tuple[int, int],
-        pages: tuple[int, int],
-        chunks: tuple[int, ...],
-        prefix: int,
+        pages: tuple[int, int] = (PAGE, PAGE),
+        chunks: tuple[int, ...] = (),
+        prefix: int = 0,
     ) -> None:
+        """Moves a request, and judges what each decode rank then has."""
         with engines(kind, *sizes, pages=pages) as (prefill, decode):
             whole = whole_model(prefill, np.random.default_rng(5))
             for rank in prefill:
                 fill(rank, whole)
+            for rank in decode:  # a control: nothing is there before
+                self.assertEqual(differing(rank, whole), [place.name for place in rank.places])
             move(prefill, decode, chunks, prefix)
             for rank in decode:
                 self.assertEqual(differing(rank, whole, prefix), [])
@@ -446,13 +436,7 @@ class Pools(unittest.TestCase):
             move(prefill, decode, ())
 
     def test_states_of_unknown_channels_move_only_between_equal_sizes(self) -> None:
-        with engines(UnknownStates, 2, 2) as (prefill, decode):
-            whole = whole_model(prefill, np.random.default_rng(5))
-            for rank in prefill:
-                fill(rank, whole)
-            move(prefill, decode, ())
-            for rank in decode:
-                self.assertEqual(differing(rank, whole), [])
+        self._move(UnknownStates, (2, 2))
         failure = self.assertRaisesRegex(AssertionError, "MISMATCH.*mamba")
         with engines(UnknownStates, 2, 1) as (prefill, decode), failure:
             move(prefill, decode, ())

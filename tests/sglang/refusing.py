@@ -37,7 +37,7 @@ class Mismatch(Misfit):
 class WrongKey(Judged):
     """A decode server whose key the prefill server does not allow."""
 
-    SAYS = "key"
+    SAYS = "does not allow this end's key"
 
     def run(self) -> None:
         """Asks with the right key, then with another."""
@@ -52,6 +52,8 @@ class WrongKey(Judged):
             found = self.pair.hand_over(self.prompt(50), TOKENS)
             self.judge("with another key the request is refused", False, found)
         except Refused as why:
-            self.judge("with another key the request is refused", True, why)
+            self.judge(
+                "with another key the request is refused, and the answer says why", self.SAYS in str(why), why
+            )
         for server in (self.pair.prefill, self.pair.decode):
             self.judge(f"the {server.mode} server lives on", server.is_running)
