@@ -29,6 +29,7 @@ from kvferry.agent import Agent
 from kvferry.contact import Contact, endpoint_at
 from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind, RequestKind
+from kvferry.log import log_options
 from kvferry.records import Record
 from kvferry.sglang.blocks import Chunks, Extent, block_ids, extent_of, steps_of
 from kvferry.sglang.bootstrap import CONTACT_PATH, ROUTE_PATH
@@ -158,7 +159,7 @@ class KvferryManager(CommonKVManager):
             allowed_keys=settings.allowed_keys,
             insecure=settings.insecure,
             verify=settings.verify,
-            log=lambda line: logger.log(int(line.level), "kvferry: %s", line.text),
+            **log_options(logger, "kvferry: "),
         )
         self._buffers = arrays_of(self._components, str(get_device().device).startswith("cuda"))
         self.agent.register(self._buffers)

@@ -13,6 +13,7 @@ import numpy as np
 from kvferry.agent import Agent
 from kvferry.aggregator import Aggregate, RequestKey
 from kvferry.errors import CancelledError, InvalidError, KvferryError, NotFoundError
+from kvferry.log import log_options
 from kvferry.model import Group, GroupKind
 from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
 from kvferry.rules import prefill_token_count
@@ -21,7 +22,6 @@ from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
 from kvferry.vllm.identity import VERSIONS, check_versions, check_weights, content_of
-from kvferry.vllm.log import log_options
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import is_push, read_settings

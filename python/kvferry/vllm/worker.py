@@ -12,6 +12,7 @@ import torch
 from kvferry.agent import Agent, Contact
 from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind
+from kvferry.log import log_options
 from kvferry.model import Dtype, GroupKind
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
@@ -28,7 +29,6 @@ from kvferry.vllm.compat import (
 )
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
 from kvferry.vllm.identity import weights_of
-from kvferry.vllm.log import log_options
 from kvferry.vllm.marks import DeviceMarks, record
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.processors import engines_processors

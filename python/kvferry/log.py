@@ -1,4 +1,4 @@
-"""Sends the agents' log to vLLM's log, each line at its level."""
+"""Sends the agents' log to an engine's log, each line at its level."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from kvferry.events import LogLevel, LogLine
 
 
-def log_options(logger: logging.Logger) -> dict[str, Any]:
+def log_options(logger: logging.Logger, prefix: str = "") -> dict[str, Any]:
     """The options of an agent that logs to a logger: debug lines only if the logger takes them."""
 
     def log(line: LogLine) -> None:
-        logger.log(line.level, "%s", line.text)
+        logger.log(line.level, "%s%s", prefix, line.text)
 
     wanted = LogLevel.DEBUG if logger.isEnabledFor(logging.DEBUG) else LogLevel.INFO
     return {"log": log, "log_level": wanted}
