@@ -12,7 +12,8 @@ from typing import Any
 from halves import LAYERS, Half, steps
 
 from kvferry.errors import InvalidError
-from kvferry.vllm.identity import VERSIONS, weights_of
+from kvferry.transfer_params import VERSIONS
+from kvferry.vllm.identity import weights_of
 
 TOKENS = 40
 THERE, HERE = [3, 7], [9, 2, 4]  # blocks of 32 and of 16 tokens

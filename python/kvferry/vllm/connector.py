@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvferry.errors import UnsupportedError
+from kvferry.transfer_params import is_push
 from kvferry.vllm.compat import (
     CacheHitSource,
     KVCacheConfig,
@@ -27,7 +28,6 @@ from kvferry.vllm.compat import (
 from kvferry.vllm.messages import KvferryHandshake, KvferryStep
 from kvferry.vllm.needs import unknown_hooks
 from kvferry.vllm.scheduling import Scheduling
-from kvferry.vllm.settings import is_push
 from kvferry.vllm.statistics import KvferryMetrics, KvferryStats
 from kvferry.vllm.worker import Worker
 

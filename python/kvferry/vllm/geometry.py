@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from kvferry.errors import MismatchError
 from kvferry.model import Group, GroupKind, Model, Part
 from kvferry.shard import Engine, GroupShard, PartShare, Placement, Shard, TokenShare
+from kvferry.transfer_params import own_group_name
 from kvferry.vllm.ranks import ALL_TOKENS
 
 #: Prefix of the names of groups of a draft model's layers.
@@ -103,11 +104,6 @@ def number_groups(ranks: Sequence[RankGeometry]) -> list[RankGeometry]:
         return replace(group, name=own_group_name(number[group.source], group.name.rpartition(".")[2]))
 
     return [replace(rank, groups=tuple(named(group) for group in rank.groups)) for rank in ranks]
-
-
-def own_group_name(number: int, kind: int | str) -> str:
-    """The name of a group of the model itself: the layers of one kind in vLLM's group of this number."""
-    return f"{number:03}.{kind}"
 
 
 def build_model(ranks: Sequence[RankGeometry]) -> Model:

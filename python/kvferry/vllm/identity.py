@@ -1,5 +1,4 @@
-"""What two engines must agree on beyond their caches: the weights, the version of connectors' parameters, and
-what an answer that one of them has kept is the cache of.
+"""What two engines must agree on beyond their caches: the weights, and what a kept answer is the cache of.
 
 Caches of other weights have the same shapes and other content, which no check of shapes would notice. So an
 engine may name its weights, and engines with other weights are refused.
@@ -11,17 +10,13 @@ import hashlib
 import json
 import pathlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvferry.errors import InvalidError, MismatchError
+from kvferry.errors import InvalidError
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
-
-#: Forms of kv_transfer_params and of group names: the oldest and the newest that this connector understands.
-#: Engines work together if these ranges overlap.
-VERSIONS = (1, 1)
 
 #: The setting by which the weights are identified from the files of the checkpoint.
 CHECKPOINT = "checkpoint"
@@ -69,35 +64,6 @@ def _tensors(file: pathlib.Path) -> Iterator[tuple[str, str, str, bytes]]:
                 yield name, str(tensor["dtype"]), str(tensor["shape"]), sample
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidError(f"{file} is not a safetensors file: {error}") from None
-
-
-def check_weights(theirs: object, ours: str) -> None:
-    """Raises MismatchError if the weights named in the parameters differ from ours."""
-    if (theirs or "") != ours:
-        raise MismatchError(
-            f"kvferry_weights is {theirs or None!r}; this engine's weights are {ours or None!r}"
-        )
-
-
-def check_versions(theirs: object) -> None:
-    """Raises MismatchError if both sides understand no common form of the parameters; no range means the first.
-
-    Raises InvalidError: this is not a range.
-    """
-    oldest, newest = VERSIONS
-    said = (1, 1) if theirs is None else theirs
-    if not (
-        isinstance(said, Sequence)
-        and len(said) == 2
-        and all(isinstance(number, int) for number in said)
-        and 1 <= said[0] <= said[1]
-    ):
-        raise InvalidError(f"kvferry_versions is {theirs!r}; allowed: the oldest and newest, both at least 1")
-    if said[1] < oldest or said[0] > newest:
-        raise MismatchError(
-            f"kvferry_versions is {said[0]} to {said[1]}; this connector understands {oldest} to {newest}: "
-            "update the older of the two engines"
-        )
 
 
 def content_of(request: Request, tokens: int) -> str:

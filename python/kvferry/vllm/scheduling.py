@@ -18,13 +18,14 @@ from kvferry.model import Group, GroupKind
 from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
 from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Instruction, InstructionKind, Schedule, TransferParams
+from kvferry.transfer_params import read_id, read_number, read_source, write_source
 from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave_uncached, shorten_prompt
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
-from kvferry.vllm.identity import VERSIONS, check_versions, check_weights, content_of
+from kvferry.vllm.identity import content_of
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
-from kvferry.vllm.settings import is_push, read_settings
+from kvferry.vllm.settings import read_settings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvferry")
 
 NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
-MAX_TOKENS = 2**31 - 1  # more than any sequence has
-MAX_GENERATION = 2**31 - 1
 MAX_USES = 64
 
 
@@ -130,7 +129,7 @@ class Scheduling:
             source = self._turn_before(request, params) if prefills else None
             if params.get("do_remote_prefill"):
                 self._check_role()
-                source = self._source(params)
+                source = read_source(params, self._weights)
             if source is None and not prefills:
                 return
             if source is not None and not self._same_draft(params):
@@ -149,9 +148,9 @@ class Scheduling:
                 now_ns=time.monotonic_ns(),
                 source=source,
                 serves=serves,
-                consumers=(_number(params, "kvferry_uses", 0, MAX_USES) if prefills else 0) or 1,
+                consumers=(read_number(params, "kvferry_uses", 0, MAX_USES) if prefills else 0) or 1,
                 push=push,
-                push_id=_given_id(params) if announced else None,
+                push_id=read_id(params) if announced else None,
             )
             if tokens < request.num_prompt_tokens:
                 shorten_prompt(request, tokens)
@@ -411,7 +410,7 @@ class Scheduling:
         if not params.get("remote_request_id") or not self._keeps_turns or not self._same_draft(params):
             return None
         try:
-            source = self._source(params)
+            source = read_source(params, self._weights)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s: the turn before is computed again: %s", request.request_id, error)
             return None
@@ -425,82 +424,24 @@ class Scheduling:
         """One table for each of our groups."""
         return [_table(group, block_ids[group.source]) for group in self._groups]
 
-    def _source(self, params: dict[str, Any]) -> TransferParams:
-        """Where a cache is, from the parameters that a proxy passes on."""
-        missing = [
-            name
-            for name in ("remote_engine_id", "remote_request_id", "remote_host", "remote_port")
-            if params.get(name) is None
-        ]
-        if missing:
-            raise InvalidError(f"kv_transfer_params has no {', '.join(missing)}")
-        check_versions(params.get("kvferry_versions"))
-        check_weights(params.get("kvferry_weights"), self._weights)
-        port = _number(params, "remote_port", 1, 65535)
-        _number(params, "remote_registration_generation", 0, MAX_GENERATION)  # agents see by themselves
-        return TransferParams(
-            engine=str(params["remote_engine_id"]),
-            id=_transfer_id(params),
-            endpoint=f"tcp://{params['remote_host']}:{port}",
-            public_key=str(params.get("kvferry_public_key") or ""),
-            tokens=_number(params, "remote_num_tokens", 0, MAX_TOKENS),
-            push=is_push(params.get("transfer_mode") or "pull"),
-        )
-
     def _params_out(
         self, request: Request, params: TransferParams, block_ids: Sequence[Sequence[int]], is_turn: bool
     ) -> dict[str, Any]:
         """The parameters that a proxy passes on: to a decode server; of a turn, to the next prefill server."""
-        host, _, port = params.endpoint.removeprefix("tcp://").rpartition(":")
         parallel = self._config.parallel_config
         return {
+            **write_source(params, request.request_id, self._weights),
             "do_remote_prefill": not is_turn,
             "do_remote_decode": is_turn,
             "remote_block_ids": [list(block_ids[group]) for group in self._cache.transfer_group_ids],
-            "remote_engine_id": params.engine,
-            "remote_request_id": request.request_id,
-            "remote_host": host,
-            "remote_port": int(port),
             "tp_size": parallel.tensor_parallel_size,
             "pp_size": parallel.pipeline_parallel_size,
             "dcp_size": parallel.decode_context_parallel_size,
-            "remote_num_tokens": params.tokens,
             "remote_blocks_expiry_time": None,
             "remote_registration_generation": self._generation,
-            "transfer_mode": "push" if params.push else "pull",
-            "kvferry_transfer_id": params.id.hex(),
-            "kvferry_public_key": params.public_key or None,
             "kvferry_draft": self._draft or None,
-            "kvferry_weights": self._weights or None,
-            "kvferry_versions": list(VERSIONS),
             "kvferry_content": (content_of(request, params.tokens) or None) if is_turn else None,
         }
-
-
-def _number(params: dict[str, Any], name: str, low: int, high: int) -> int:
-    value = params.get(name) or 0
-    try:
-        number = int(value)
-    except (TypeError, ValueError, OverflowError):  # the last: of infinity
-        raise InvalidError(f"{name} is {value!r}; allowed: {low} to {high}") from None
-    if not low <= number <= high:
-        raise InvalidError(f"{name} is {number}; allowed: {low} to {high}")
-    return number
-
-
-def _transfer_id(params: dict[str, Any]) -> bytes:
-    """Both engines' name of the transfer; producers other than ours do not give it a name."""
-    if not params.get("kvferry_transfer_id"):
-        return str(params["remote_request_id"]).encode()
-    return _given_id(params)
-
-
-def _given_id(params: dict[str, Any]) -> bytes:
-    name = params["kvferry_transfer_id"]
-    try:
-        return bytes.fromhex(name)
-    except (TypeError, ValueError):
-        raise InvalidError(f"kvferry_transfer_id is {name!r}; allowed: hexadecimal digits") from None
 
 
 def _table(group: GroupGeometry, block_ids: Sequence[int]) -> BlockTable:

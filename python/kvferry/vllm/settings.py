@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvferry.contact import KeyGrant, KeyPair, endpoint_at, read_keys
 from kvferry.errors import InvalidError
 from kvferry.events import Way
+from kvferry.transfer_params import is_push
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -204,13 +205,6 @@ def read_settings(config: VllmConfig) -> Settings:
     )
     extra.refuse_others()
     return settings
-
-
-def is_push(mode: Any) -> bool:
-    """Whether a transfer_mode says that producers write. Raises InvalidError."""
-    if mode not in ("pull", "push"):
-        raise InvalidError(f"transfer_mode is {mode!r}; allowed: pull, push")
-    return mode == "push"
 
 
 def _port(said: Any, index: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from kvferry.errors import UnsupportedError
 from kvferry.model import Dtype, GroupKind, Part, TpRule
 from kvferry.shard import PartShare, Placement, TokenShare
+from kvferry.transfer_params import own_group_name
 from kvferry.vllm.compat import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -35,7 +36,6 @@ from kvferry.vllm.geometry import (
     GroupGeometry,
     LayerGeometry,
     RankGeometry,
-    own_group_name,
 )
 from kvferry.vllm.heads import total_kv_heads
 from kvferry.vllm.layers import LayerPlace, place_layer
