@@ -44,6 +44,8 @@ NOT_READ = {
     ("docs/sglang.md", "pip"): "scripts/sglang-environment installs the checkout",
     ("docs/vllm.md", "pip"): "scripts/vllm-environment installs the checkout",
 }
+#: Documents whose Python is run: by this file, or by tests/llamacpp/document_test.py.
+PYTHON = ("docs/python.md", "docs/operating.md", "docs/embedding.md", "docs/llamacpp.md")
 EXCERPTS = (
     "README.md",
     "docs/embedding.md",
@@ -88,7 +90,7 @@ def test_every_command_of_the_documents_is_run_or_it_is_said_why_not() -> None:
         if language == "c":
             assert document in EXCERPTS
         if language == "python":
-            assert document in ("docs/python.md", "docs/operating.md", "docs/embedding.md")
+            assert document in PYTHON
         for words in commands_of(text) if language == "sh" else ():
             if words[0] == "make":
                 assert words[1] in targets, f"{document}: make {words[1]}"

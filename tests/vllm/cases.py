@@ -22,6 +22,7 @@ class What(enum.Enum):
     PROXY = "the proxy in front of both, and the requests of public ones"
     TURNS = "a conversation, with prefix caches: answers go back to the prefill server"
     PROXY_TURNS = "a conversation through the proxy, which says where the answer before is"
+    ELSEWHERE = "prompts go from vLLM to llama.cpp, and from there to vLLM"
     BESIDE = "another connector beside kvferry's, and vLLM's events"
     ENDING = "the prefill server is given commands, sleeps, wakes and ends, while it keeps a request"
     REFUSED = "what vLLM's CPU build cannot run ends at its start"
@@ -241,6 +242,8 @@ CASES = {
         both=True,
     ),
     "beside": Case("llama", Side(64, arguments=ONE_GROUP), Side(32, arguments=ONE_GROUP), what=What.BESIDE),
+    "llamacpp-tp2-tp1": Case("llama", Side(64, tp=2), Side(32), what=What.ELSEWHERE),
+    "llamacpp-qwen3": Case("qwen3", Side(32), Side(64, tp=2), what=What.ELSEWHERE),
     "ending": Case("llama", Side(64, arguments=DRAINS, environment=SLEEPS), Side(32), what=What.ENDING),
     "refused": Case("llama", Side(64), Side(64), what=What.REFUSED),
     "faults": faults(Side(64), Side(32)),

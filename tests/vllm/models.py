@@ -83,6 +83,11 @@ def llama_eagle() -> transformers.PretrainedConfig:
     return transformers.LlamaConfig(**{**COMMON, "num_key_value_heads": 2}, head_dim=32, num_hidden_layers=1)
 
 
+def qwen3() -> transformers.PretrainedConfig:
+    """Heads are normalized before they are cached."""
+    return transformers.Qwen3Config(**COMMON, head_dim=32, num_hidden_layers=4)
+
+
 def gemma3() -> transformers.PretrainedConfig:
     """Two layers with a sliding window for each without."""
     return transformers.Gemma3TextConfig(
@@ -243,6 +248,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         llama_window,
         llama_draft,
         llama_eagle,
+        qwen3,
         gemma3,
         gemma4,
         gemma4_one,

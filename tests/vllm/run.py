@@ -16,6 +16,7 @@ from typing import Any
 from beside import Beside
 from cases import CASES, SHORT, Case, What
 from copying import Copying
+from elsewhere import Elsewhere
 from ending import Ending
 from faults import Faults
 from mismatch import Mismatch
@@ -45,6 +46,7 @@ RUNS: dict[What, tuple[Callable[..., Any], tuple[str, str | None]]] = {
     What.TURNS: (Turns, PROBING),
     What.PROXY_TURNS: (ProxyTurns, PROBING),
     What.BESIDE: (Beside, BESIDE),
+    What.ELSEWHERE: (Elsewhere, WATCHING),
 }
 
 

@@ -1,0 +1,23 @@
+"""llama.cpp: sequences that were computed elsewhere go on here, and the other way round.
+
+See docs/llamacpp.md. The package needs no llama.cpp: it reads and writes the states of sequences. It calls the
+library of a context, or asks a server, if the caller names one.
+"""
+
+from kvferry.llamacpp.context import Context, RopeType, interleaves
+from kvferry.llamacpp.sequences import Arrival, SequenceAgent
+from kvferry.llamacpp.slots import Slot, SlotServer, read_slot, write_slot
+from kvferry.llamacpp.state import SequenceCache
+
+__all__ = [
+    "Arrival",
+    "Context",
+    "RopeType",
+    "SequenceAgent",
+    "SequenceCache",
+    "Slot",
+    "SlotServer",
+    "interleaves",
+    "read_slot",
+    "write_slot",
+]

@@ -1,0 +1,264 @@
+"""Hands the caches of sequences over to other engines, and takes theirs.
+
+The cells of a state are copied between the state and pages of an agent, which moves them. So nothing here calls
+llama.cpp, and an engine may free or change a sequence as soon as its state has been saved.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvferry.agent import Agent
+from kvferry.contact import Contact
+from kvferry.errors import ClosedError, DeadlineError, InvalidError, NotFoundError, UnsupportedError
+from kvferry.events import Event, EventKind
+from kvferry.llamacpp.pages import Pages
+from kvferry.llamacpp.state import SequenceCache, State
+from kvferry.request import GroupSteps
+from kvferry.scheduler import TransferParams
+from kvferry.shard import Engine, GroupSpec
+from kvferry.tickets import cancel
+from kvferry.transfer_params import read_source, write_source
+
+#: Types that may be converted into each other on the way, if the other engine allows it, too.
+CONVERTED = ("f32", "f16", "bf16")
+
+
+class Arrival:
+    """A sequence that is being loaded; see SequenceAgent.load().
+
+    Attributes:
+        tokens: how many
+    """
+
+    def __init__(self, agent: SequenceAgent, ticket: int, tokens: int) -> None:
+        self._agent, self._ticket = agent, ticket
+        self.tokens = tokens
+
+    def wait(self, timeout: float | None = None) -> NDArray[np.uint8]:
+        """The state, for Context.restore() or write_slot(), once all of it is there. It is given once.
+
+        Args:
+            timeout: seconds; None: until the load has ended, which its deadline makes sure of
+
+        Raises DeadlineError (not within `timeout`: the load goes on, and wait() may be called again),
+        NotFoundError (it was given, or cancelled), ClosedError, and what a load has failed with.
+        """
+        return self._agent._state_of(self._ticket, self.tokens, timeout)
+
+    def cancel(self) -> None:
+        """Nobody wants it any more. Has no effect once wait() has returned."""
+        self._agent._forget(self._ticket)
+
+
+class SequenceAgent:
+    """An agent for sequences of llama.cpp. Safe to use from several threads.
+
+    A server that computes prompts saves a sequence and lends its state; another, of any engine, reads it by the
+    parameters that lend() returns. A server that decodes gives parameters of any engine to load(), and restores
+    a sequence from the state that has arrived.
+
+    Args:
+        cache: how the contexts keep their sequences
+        tokens: for which there is memory: of all sequences that are lent or arriving at the same time
+        tokens_per_page: of a page; a sequence has whole pages
+        name: the engine's; None: one of its own. Engines that meet have different names
+        weights: a name of the weights; "": they are not compared. Engines with other names are refused
+        options: further ones of an Agent, such as listen, keys, allowed_keys, insecure, transport, verify, log
+
+    Raises UnsupportedError (keys of an odd size that are interleaved), and what Agent raises.
+    """
+
+    def __init__(
+        self,
+        cache: SequenceCache,
+        tokens: int,
+        *,
+        tokens_per_page: int = 64,
+        name: str | None = None,
+        weights: str = "",
+        **options: Any,
+    ) -> None:
+        if cache.interleaved and cache.key_size % 2:
+            raise UnsupportedError(f"interleaved keys have {cache.key_size} elements; allowed: an even number")
+        count = -(-tokens // tokens_per_page)
+        self.cache = cache
+        self._weights = weights
+        self._changed = threading.Condition()  # of all that follows
+        self._used: dict[int, Sequence[int]] = {}  # pages that are lent or being filled, or have arrived
+        self._loads: dict[int, Event | None] = {}  # that somebody wants, and how they have ended
+        engine = Engine(
+            cache.model,
+            groups=[GroupSpec(count, tokens_per_page, "PL|BNH")],
+            name=name or f"llamacpp-{uuid.uuid4().hex}",
+        )
+        facts = {"weights": weights} if weights else None
+        self.agent = Agent(engine, convert=CONVERTED, facts=facts, **options)
+        try:
+            regions = self.agent.allocate_regions()
+            self.agent.register(regions)
+            self._pages = Pages(cache, regions, tokens_per_page)
+        except BaseException:
+            self.agent.close()
+            raise
+        self._thread = threading.Thread(target=self._take_events, name="kvferry-llamacpp", daemon=True)
+        self._thread.start()
+
+    def lend(self, state: State, *, uses: int = 1, lease: float | None = None) -> dict[str, Any]:
+        """Lends the cache of a sequence; returns the kv_transfer_params by which others load it.
+
+        The state is copied. The copy is kept until it has been loaded `uses` times, or nobody has given a sign
+        of life for the time of the lease.
+
+        Args:
+            lease: seconds; None: the agent's
+
+        Raises LimitError (not enough pages are free), and what SequenceCache.read() raises.
+        """
+        keys, values = self.cache.read(state)
+        tokens = keys.shape[1]
+        pages = self._pages.take(tokens)
+        request = uuid.uuid4()
+        try:
+            self._pages.write(pages, keys, values)
+            with self._changed:
+                steps = [GroupSteps(pages, 0, tokens)]
+                ticket = self.agent.hold(request.bytes, steps, consumers=uses, lease=lease)
+                self._used[ticket] = pages
+        except BaseException:
+            self._pages.give(pages)
+            raise
+        contact = self.agent.contact
+        source = TransferParams(
+            contact.engine, request.bytes, contact.endpoint, contact.public_key or "", tokens
+        )
+        return {
+            **write_source(source, request.hex, self._weights),
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_block_ids": [],
+            "tp_size": 1,
+        }
+
+    def load(
+        self, params: Mapping[str, Any], tokens: int | None = None, *, deadline: float | None = None
+    ) -> Arrival:
+        """Begins to load what another engine has lent.
+
+        Args:
+            params: kv_transfer_params, of a server of llama.cpp, of vLLM with kvferry's connector, or of
+                another engine whose adapter writes them
+            tokens: how many, from the first. A server that goes on with the last token of a prompt needs all
+                but that one. None: all that there are
+            deadline: seconds; None: 120
+
+        Raises InvalidError (parameters), MismatchError (other weights), UnsupportedError (a push), LimitError
+        (not enough pages are free). What goes wrong later, wait() raises.
+        """
+        source = self._source(params)
+        wanted = source.tokens if tokens is None else tokens
+        if not 1 <= wanted <= (source.tokens or wanted):
+            raise InvalidError(
+                f"tokens is {tokens}; allowed: 1 to remote_num_tokens, which is {source.tokens or 'not given'}"
+            )
+        return Arrival(self, self._pull(source, wanted, deadline), wanted)
+
+    def decline(self, params: Mapping[str, Any], *, deadline: float | None = None) -> None:
+        """Tells another engine that nothing of what it has lent is wanted, and waits until it knows.
+
+        Raises what load() and Arrival.wait() raise.
+        """
+        self._state_of(self._pull(self._source(params), 0, deadline), 0, None)
+
+    def _source(self, params: Mapping[str, Any]) -> TransferParams:
+        source = read_source(params, self._weights)
+        if source.push:
+            raise UnsupportedError("transfer_mode is push; allowed: pull")
+        return source
+
+    def _pull(self, source: TransferParams, tokens: int, deadline: float | None) -> int:
+        """Begins to read; returns the ticket."""
+        contact = Contact(source.engine, source.endpoint, source.public_key or None)
+        pages = self._pages.take(tokens)
+        try:
+            with self._changed:
+                steps = GroupSteps(pages, 0, tokens) if tokens else GroupSteps()
+                ticket = self.agent.pull(source.id, contact, [steps], deadline=deadline)
+                self._used[ticket] = pages
+                self._loads[ticket] = None
+        except BaseException:
+            self._pages.give(pages)
+            raise
+        return ticket
+
+    def _state_of(self, ticket: int, tokens: int, timeout: float | None) -> NDArray[np.uint8]:
+        """What Arrival.wait() returns."""
+        with self._changed:
+            ended = self._changed.wait_for(lambda: self.agent.closed or self._loads.get(ticket, True), timeout)
+            if self.agent.closed:
+                raise ClosedError("the agent was closed")
+            if not ended:
+                raise DeadlineError(f"{tokens} tokens have not arrived within {timeout} s")
+            event = self._loads.pop(ticket, None)
+            if event is None:
+                raise NotFoundError("the sequence was given, or its load cancelled")
+            if event.error is not None:
+                raise event.error
+            pages = self._used.pop(ticket)
+        try:
+            state, keys, values = self.cache.make(tokens)
+            self._pages.read(pages, keys, values)
+        finally:
+            self._pages.give(pages)
+        return state
+
+    def _forget(self, ticket: int) -> None:
+        """What Arrival.cancel() does."""
+        with self._changed:
+            event = self._loads.pop(ticket, None)
+            if event is not None and event.kind == EventKind.DONE:
+                self._pages.give(self._used.pop(ticket))
+            self._changed.notify_all()
+        cancel(self.agent, ticket)
+
+    def _take_events(self) -> None:
+        """Notes what becomes of requests, until the agent is closed."""
+        try:
+            while True:
+                event = self.agent.wait_event()
+                if event is not None:
+                    self._note(event)
+        except ClosedError:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _note(self, event: Event) -> None:
+        with self._changed:
+            wanted = event.ticket in self._loads
+            if wanted and event.kind in (EventKind.DONE, EventKind.FAILED):
+                self._loads[event.ticket] = event
+                self._changed.notify_all()
+            arrived = wanted and event.kind == EventKind.DONE
+            if event.blocks_free and not arrived and event.ticket in self._used:
+                self._pages.give(self._used.pop(event.ticket))
+
+    def close(self) -> None:
+        """Ends everything under way; peers notice. Waiting threads get ClosedError. May be called again."""
+        self.agent.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> SequenceAgent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,332 @@
+"""The saved state of a sequence of llama.cpp, whose cells kvferry moves.
+
+llama.cpp gives and takes the cache of a sequence as one piece of bytes (`llama_state_seq_get_data()` and
+`llama_state_seq_set_data()`). It has no version and does not say which model it is of, but for given numbers of
+layers, heads and cells it is a struct with fixed places:
+
+    magic, sequence, number of streams
+    for each cell: position, number of sequences (1), sequence
+    are values transposed, number of layers[, rotation of keys, of values]
+    for each layer: type, bytes of a cell's keys; keys [cell][head][element]
+    for each layer: type, bytes of a cell's values; values [cell][head][element]
+     or, transposed: type, bytes of an element, elements of a cell; values [head][element][cell]
+
+A context that does not share its cells among sequences has a stream for each sequence; the cells are in one of
+them, and the others are empty. Source: llama.cpp's src/llama-kv-cache.cpp, states of version 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvferry.errors import InvalidError, UnsupportedError
+from kvferry.model import Dtype, Group, Model, Part
+from kvferry.transfer_params import own_group_name
+
+MAGIC = 0xAF143CD8
+#: Types of a cache's elements, by ggml's numbers.
+TYPES = {0: Dtype.F32, 1: Dtype.F16, 30: Dtype.BF16}
+NUMBERS = {kind: number for number, kind in TYPES.items()}
+CELL_BYTES = 12
+SIDE_BYTES = 12  # what stands before the keys or the values of each layer
+
+State = bytes | bytearray | memoryview | NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class SequenceCache:
+    """How a context of llama.cpp keeps the cache of a sequence. All layers are alike.
+
+    Attributes:
+        kv_heads: of each layer
+        key_size, value_size: elements of a head
+        key_type, value_type: f32, f16 or bf16
+        interleaved: the two halves that a key has in the checkpoint are interleaved: element i of the first is
+            at 2 i, that of the second at 2 i + 1. See interleaves()
+        transposed: values lie channel by channel: the context does not use flash attention
+        streams: 1, or one for each sequence of the context
+        rotations: states say by what keys and values are rotated (version 4), which must be nothing
+    """
+
+    layers: int
+    kv_heads: int
+    key_size: int
+    value_size: int
+    key_type: Dtype = Dtype.F16
+    value_type: Dtype = Dtype.F16
+    interleaved: bool = False
+    transposed: bool = False
+    streams: int = 1
+    rotations: bool = True
+
+    @classmethod
+    def of_state(cls, state: State, kv_heads: int, interleaved: bool) -> SequenceCache:
+        """The cache of which this is a state, of one token or more.
+
+        Raises InvalidError (this is no state, or one without cells), UnsupportedError (a cache of another kind:
+        quantized, with a sliding window, of latents, with states ...).
+        """
+        return _read_cache(_Frame.of(_bytes_of(state)), kv_heads, interleaved)
+
+    @property
+    def model(self) -> Model:
+        """What kvferry moves of it, as other engines with the same model describe it."""
+        parts = (
+            Part("k", self.key_type, self.kv_heads, self.key_size),
+            Part("v", self.value_type, self.kv_heads, self.value_size),
+        )
+        return Model([Group(own_group_name(0, 0), tuple(range(self.layers)), parts)], self.layers)
+
+    def make(self, tokens: int) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[Any]]:
+        """A state of this many tokens to be filled: its bytes, and the keys and the values in them."""
+        frame = _Frame(np.empty(0, np.uint8), 0, tokens)
+        frame = _Frame(np.empty(_length(self, frame), np.uint8), 0, tokens)
+        for _, place, value in _fields(self, frame):
+            place[...] = value
+        frame.cells[...] = 0
+        frame.cells[:, 0], frame.cells[:, 1] = np.arange(tokens), 1
+        return frame.state, *_rows(self, frame)
+
+    def read(self, state: State) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Keys and values of a state, [layer][token][head][element]; not copied if tokens lie in their order.
+
+        Raises InvalidError (this is no state, or one without cells, or its tokens are not those from 0 on),
+        UnsupportedError (it is of another cache).
+        """
+        frame = _Frame.of(_bytes_of(state))
+        _check(self, frame)
+        keys, values = _rows(self, frame)
+        positions = frame.cells[:, 0]
+        order = np.argsort(positions, kind="stable")
+        expected = np.arange(frame.count)
+        if not np.array_equal(positions[order], expected):
+            raise InvalidError(
+                f"the state has {frame.count} tokens of positions {positions.min()} to {positions.max()}; "
+                f"allowed: each from 0 to {frame.count - 1} once"
+            )
+        if np.array_equal(order, expected):
+            return keys, values
+        return keys[:, order], values[:, order]
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """A state, and where its cells are.
+
+    Attributes:
+        stream: the number of the one that has cells
+        count: of cells
+    """
+
+    state: NDArray[np.uint8]
+    stream: int
+    count: int
+
+    @classmethod
+    def of(cls, state: NDArray[np.uint8]) -> _Frame:
+        """Finds the cells. Raises InvalidError: this is no state, or there are none."""
+        frame = cls(state, 0, 0)
+        magic, _, streams = frame.numbers(0, "u4", 3)
+        if magic != MAGIC:
+            raise InvalidError(
+                f"a state begins with {magic:#x}; allowed: {MAGIC:#x}, as llama_state_seq_get_data() writes"
+            )
+        for stream in range(streams):
+            (count,) = frame.numbers(12 + 4 * stream, "u4", 1)
+            if count:
+                return cls(state, stream, count)
+        raise InvalidError("a state has no cells; allowed: one token or more")
+
+    @property
+    def begin(self) -> int:
+        """Where what follows the cells begins."""
+        return 16 + 4 * self.stream + self.count * CELL_BYTES
+
+    @property
+    def cells(self) -> NDArray[np.int32]:
+        """For each cell: position, number of sequences, sequence."""
+        return self.array(self.begin - self.count * CELL_BYTES, "i4", (self.count, 3), (CELL_BYTES, 4))
+
+    def array(self, at: int, kind: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
+        """Elements of the state, not copied."""
+        found: NDArray[Any] = np.ndarray(shape, f"<{kind}", self.state.data, at, strides)
+        return found
+
+    def numbers(self, at: int, kind: str, count: int) -> list[int]:
+        """Numbers that follow each other. Raises InvalidError: the state is shorter."""
+        size = np.dtype(kind).itemsize
+        if at + count * size > len(self.state):
+            raise InvalidError(f"a state ends after {len(self.state)} bytes, in the middle of its fields")
+        return [int(number) for number in self.array(at, kind, (count,), (size,))]
+
+
+def _side_bytes(cache: SequenceCache, cells: int) -> tuple[int, int]:
+    """Bytes of the keys and of the values of a layer."""
+    keys = cells * cache.kv_heads * cache.key_size * cache.key_type.bits // 8
+    values = cells * cache.kv_heads * cache.value_size * cache.value_type.bits // 8
+    return SIDE_BYTES + keys, SIDE_BYTES + values
+
+
+def _places(cache: SequenceCache, frame: _Frame) -> tuple[int, int, int]:
+    """Where the keys of the first layer are, the values of the first layer, and what follows them."""
+    keys = frame.begin + (16 if cache.rotations else 8)
+    of_keys, of_values = _side_bytes(cache, frame.count)
+    values = keys + cache.layers * of_keys
+    return keys, values, values + cache.layers * of_values
+
+
+def _length(cache: SequenceCache, frame: _Frame) -> int:
+    return _places(cache, frame)[2] + 4 * (cache.streams - 1 - frame.stream)
+
+
+def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[Any], Any]]:
+    """All of a state but its cells, keys and values: name, place and value of each field."""
+    keys, values, after = _places(cache, frame)
+    of_keys, of_values = _side_bytes(cache, frame.count)
+    others = cache.streams - 1 - frame.stream
+
+    def one(at: int) -> NDArray[Any]:
+        return frame.array(at, "u4", (1,), (4,))
+
+    def each(at: int, kind: str, stride: int) -> NDArray[Any]:
+        return frame.array(at, kind, (cache.layers,), (stride,))
+
+    yield "the first number", one(0), MAGIC
+    yield "the number of streams", one(8), cache.streams
+    yield "the number of cells in other streams", frame.array(12, "u4", (frame.stream,), (4,)), 0
+    yield "the number of cells in other streams", frame.array(after, "u4", (others,), (4,)), 0
+    yield "the number of cells", one(12 + 4 * frame.stream), frame.count
+    yield "whether values are transposed", one(frame.begin), cache.transposed
+    yield "the number of layers", one(frame.begin + 4), cache.layers
+    if cache.rotations:
+        yield "the rotation of keys and values", frame.array(frame.begin + 8, "u4", (2,), (4,)), 0
+    yield "the type of keys", each(keys, "i4", of_keys), NUMBERS[cache.key_type]
+    yield "the bytes of a cell's keys", each(keys + 4, "u8", of_keys), _side_bytes(cache, 1)[0] - SIDE_BYTES
+    yield "the type of values", each(values, "i4", of_values), NUMBERS[cache.value_type]
+    if cache.transposed:
+        yield "the bytes of a value's element", each(values + 4, "u4", of_values), cache.value_type.bits // 8
+        yield (
+            "the elements of a cell's values",
+            each(values + 8, "u4", of_values),
+            (cache.kv_heads * cache.value_size),
+        )
+    else:
+        size = _side_bytes(cache, 1)[1] - SIDE_BYTES
+        yield "the bytes of a cell's values", each(values + 4, "u8", of_values), size
+
+
+def _rows(cache: SequenceCache, frame: _Frame) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Keys and values of a state: [layer][cell][head][element], not copied."""
+    keys, values, _ = _places(cache, frame)
+    of_keys, of_values = _side_bytes(cache, frame.count)
+    count, heads = frame.count, cache.kv_heads
+
+    def rows(at: int, of_layer: int, kind: Dtype, size: int, transposed: bool) -> NDArray[Any]:
+        item = kind.bits // 8
+        within = (
+            (item, size * count * item, count * item)
+            if transposed
+            else (heads * size * item, size * item, item)
+        )
+        shape = (cache.layers, count, heads, size)
+        return frame.array(at + SIDE_BYTES, f"u{item}", shape, (of_layer, *within))
+
+    return (
+        rows(keys, of_keys, cache.key_type, cache.key_size, False),
+        rows(values, of_values, cache.value_type, cache.value_size, cache.transposed),
+    )
+
+
+def _check(cache: SequenceCache, frame: _Frame) -> None:
+    """Raises UnsupportedError: the state is of another cache."""
+    if len(frame.state) != _length(cache, frame):
+        raise UnsupportedError(
+            f"a state of {frame.count} cells has {len(frame.state)} bytes; allowed: {_length(cache, frame)}"
+        )
+    for name, place, value in [
+        *_fields(cache, frame),
+        ("the number of a cell's sequences", frame.cells[:, 1], 1),
+    ]:
+        others = place[place != value]
+        if others.size:
+            raise UnsupportedError(f"{name} is {others[0]}; allowed: {int(value)}")
+
+
+def _read_cache(frame: _Frame, kv_heads: int, interleaved: bool) -> SequenceCache:
+    """The cache whose states have this form. Raises UnsupportedError."""
+    transposed, layers = frame.numbers(frame.begin, "u4", 2)
+    if transposed > 1 or not 1 <= layers <= len(frame.state) // SIDE_BYTES:
+        raise UnsupportedError(
+            f"a state of {frame.count} cells has {layers} layers, and says {transposed} of whether values are "
+            "transposed; allowed: layers, and 0 or 1, directly behind cells of 12 bytes"
+        )
+    reasons = []
+    for rotations in (True, False):
+        try:
+            cache = _read_sides(frame, kv_heads, interleaved, bool(transposed), layers, rotations)
+            _check(cache, frame)
+            return cache
+        except (UnsupportedError, InvalidError) as error:
+            reasons.append(str(error))
+    raise UnsupportedError(
+        f"this is not a state of {layers} equal layers with keys and values of {kv_heads} heads: {reasons[0]}; "
+        f"read as one of version 3: {reasons[1]}"
+    )
+
+
+def _read_sides(
+    frame: _Frame, kv_heads: int, interleaved: bool, transposed: bool, layers: int, rotations: bool
+) -> SequenceCache:
+    """The cache, as the first layer's keys and values say."""
+    at = frame.begin + (16 if rotations else 8)
+    key_type, key_size = _side(frame, "keys", at, kv_heads)
+    at += layers * (SIDE_BYTES + frame.count * kv_heads * key_size * key_type.bits // 8)
+    if transposed:
+        kind, _, elements = frame.numbers(at, "u4", 3)
+        value_type = _type("values", kind)
+        value_size = _share("elements of a cell's values", elements, kv_heads)
+    else:
+        value_type, value_size = _side(frame, "values", at, kv_heads)
+    streams = frame.numbers(8, "u4", 1)[0]
+    return SequenceCache(
+        layers,
+        kv_heads,
+        key_size,
+        value_size,
+        key_type,
+        value_type,
+        interleaved,
+        transposed,
+        streams,
+        rotations,
+    )
+
+
+def _side(frame: _Frame, what: str, at: int, kv_heads: int) -> tuple[Dtype, int]:
+    """The type of a layer's keys or values, and how many elements a head has."""
+    kind = _type(what, frame.numbers(at, "i4", 1)[0])
+    size = frame.numbers(at + 4, "u8", 1)[0]
+    return kind, _share(f"bytes of a cell's {what}", size, kv_heads * kind.bits // 8)
+
+
+def _share(what: str, whole: int, count: int) -> int:
+    each, rest = divmod(whole, count)
+    if rest or not each:
+        raise UnsupportedError(f"there are {whole} {what}; allowed: a multiple of {count}")
+    return each
+
+
+def _type(what: str, number: int) -> Dtype:
+    if number not in TYPES:
+        allowed = ", ".join(f"{number} ({kind.name.lower()})" for number, kind in TYPES.items())
+        raise UnsupportedError(f"{what} are of ggml's type {number}; allowed: {allowed}")
+    return TYPES[number]
+
+
+def _bytes_of(state: State) -> NDArray[np.uint8]:
+    return np.frombuffer(state, np.uint8)

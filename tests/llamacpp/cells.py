@@ -1,0 +1,172 @@
+"""Writes and reads states of sequences number by number, without any of kvferry, whose results are compared.
+
+Elements of keys are named by their place in the checkpoint's order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+Side = str  # "k" or "v"
+#: Layer, position, head, element.
+Place = tuple[int, int, int, int]
+Cells = dict[tuple[Side, Place], int]
+
+TYPES = {"f32": (0, "I"), "f16": (1, "H"), "bf16": (30, "H")}
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a state is written. See the fields of kvferry.llamacpp.SequenceCache."""
+
+    layers: int = 2
+    heads: int = 3
+    key_size: int = 8
+    value_size: int = 6
+    key_type: str = "f16"
+    value_type: str = "f16"
+    interleaved: bool = False
+    transposed: bool = False
+    streams: int = 1
+    stream: int = 0
+    rotations: bool = True
+
+    def place(self, element: int) -> int:
+        """Where an element of a key is in a state."""
+        if not self.interleaved:
+            return element
+        half = self.key_size // 2
+        return 2 * element if element < half else 2 * (element - half) + 1
+
+
+def raw(side: Side, place: Place) -> int:
+    """A number of 16 bits for each place, unlike its neighbours'."""
+    layer, position, head, element = place
+    return (31 * layer + 7919 * position + 613 * head + 17 * element + 29 * (side == "v")) % 65521
+
+
+def write(form: Form, positions: Sequence[int], value: Callable[[Side, Place], int] = raw) -> bytes:
+    """A state of cells with these positions."""
+    count = len(positions)
+    out = [struct.pack("<IiI", 0xAF143CD8, 5, form.streams)]
+    out += [struct.pack("<I", 0)] * form.stream
+    out.append(struct.pack("<I", count))
+    out += [struct.pack("<iIi", position, 1, 5) for position in positions]
+    out.append(struct.pack("<II", form.transposed, form.layers))
+    if form.rotations:
+        out.append(struct.pack("<II", 0, 0))
+    number, code = TYPES[form.key_type]
+    width = struct.calcsize(code)
+    for layer in range(form.layers):
+        out.append(struct.pack("<iQ", number, form.heads * form.key_size * width))
+        for position in positions:
+            for head in range(form.heads):
+                row = [0] * form.key_size
+                for element in range(form.key_size):
+                    row[form.place(element)] = value("k", (layer, position, head, element))
+                out.append(struct.pack(f"<{form.key_size}{code}", *row))
+    number, code = TYPES[form.value_type]
+    width = struct.calcsize(code)
+    for layer in range(form.layers):
+        if form.transposed:
+            out.append(struct.pack("<iII", number, width, form.heads * form.value_size))
+            for head in range(form.heads):
+                for element in range(form.value_size):
+                    for position in positions:
+                        out.append(struct.pack(f"<{code}", value("v", (layer, position, head, element))))
+        else:
+            out.append(struct.pack("<iQ", number, form.heads * form.value_size * width))
+            for position in positions:
+                for head in range(form.heads):
+                    for element in range(form.value_size):
+                        out.append(struct.pack(f"<{code}", value("v", (layer, position, head, element))))
+    out += [struct.pack("<I", 0)] * (form.streams - 1 - form.stream)
+    return b"".join(out)
+
+
+def read(form: Form, state: bytes) -> Cells:
+    """All keys and values of a state, which must have this form to its last byte."""
+    at = 0
+
+    def take(code: str) -> int:
+        nonlocal at
+        (found,) = struct.unpack_from(f"<{code}", state, at)
+        at += struct.calcsize(f"<{code}")
+        return int(found)
+
+    def must(what: str, code: str, value: int) -> None:
+        found = take(code)
+        assert found == value, f"{what} is {found}, not {value}"
+
+    must("magic", "I", 0xAF143CD8)
+    take("i")
+    must("streams", "I", form.streams)
+    for _ in range(form.stream):
+        must("cells of another stream", "I", 0)
+    positions = []
+    for _ in range(take("I")):
+        positions.append(take("i"))
+        must("sequences of a cell", "I", 1)
+        take("i")
+    must("transposed", "I", form.transposed)
+    must("layers", "I", form.layers)
+    for _ in range(2 * form.rotations):
+        must("rotation", "I", 0)
+    cells: Cells = {}
+    number, code = TYPES[form.key_type]
+    for layer in range(form.layers):
+        must("type of keys", "i", number)
+        must("bytes of a cell's keys", "Q", form.heads * form.key_size * struct.calcsize(code))
+        for position in positions:
+            for head in range(form.heads):
+                row = [take(code) for _ in range(form.key_size)]
+                for element in range(form.key_size):
+                    cells["k", (layer, position, head, element)] = row[form.place(element)]
+    number, code = TYPES[form.value_type]
+    for layer in range(form.layers):
+        must("type of values", "i", number)
+        if form.transposed:
+            must("bytes of an element", "I", struct.calcsize(code))
+            must("elements of a cell's values", "I", form.heads * form.value_size)
+            for head in range(form.heads):
+                for element in range(form.value_size):
+                    for position in positions:
+                        cells["v", (layer, position, head, element)] = take(code)
+        else:
+            must("bytes of a cell's values", "Q", form.heads * form.value_size * struct.calcsize(code))
+            for position in positions:
+                for head in range(form.heads):
+                    for element in range(form.value_size):
+                        cells["v", (layer, position, head, element)] = take(code)
+    for _ in range(form.streams - 1 - form.stream):
+        must("cells of another stream", "I", 0)
+    assert at == len(state), f"the state has {len(state) - at} bytes too many"
+    return cells
+
+
+def expected(form: Form, positions: Sequence[int], value: Callable[[Side, Place], int] = raw) -> Cells:
+    """What read() must find in a state of these positions."""
+    return {
+        (side, (layer, position, head, element)): value(side, (layer, position, head, element))
+        for side, size in (("k", form.key_size), ("v", form.value_size))
+        for layer in range(form.layers)
+        for position in positions
+        for head in range(form.heads)
+        for element in range(size)
+    }
+
+
+def number(kind: str, bits: int) -> float:
+    """The number that bits of a type stand for."""
+    if kind == "f16":
+        (found,) = struct.unpack("<e", struct.pack("<H", bits))
+    else:
+        (found,) = struct.unpack("<f", struct.pack("<I", bits if kind == "f32" else bits << 16))
+    return float(found)
+
+
+def first_stream(form: Form) -> Form:
+    """The same with the cells in the first stream, as kvferry writes states."""
+    return replace(form, stream=0)

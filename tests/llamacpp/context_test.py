@@ -1,0 +1,203 @@
+"""llama.cpp itself: sequences that one context has computed go on in another, of another form."""
+
+from __future__ import annotations
+
+import ctypes
+import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cells
+import gguf_models as models
+import llama
+import pytest
+from llama import BF16, F16, F32, Q8_0, Llama
+
+from kvferry.errors import InvalidError, LimitError, NotFoundError, UnsupportedError
+from kvferry.llamacpp import Context, SequenceAgent, SequenceCache, interleaves
+
+PROMPT = [(7 * i * i + 3 * i + 11) % 500 + 3 for i in range(70)]
+TOKENS = 16
+KINDS = {F32: "f32", F16: "f16", BF16: "bf16"}
+Made = tuple[ctypes.CDLL, dict[str, pathlib.Path]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """llama.cpp, and the files of the models."""
+    folder = tmp_path_factory.mktemp("models")
+    return llama.load_library(), {name: models.make(name, folder) for name in models.MODELS}
+
+
+@contextmanager
+def running(made: Made, model: str, **options: Any) -> Iterator[tuple[Llama, Context]]:
+    library, files = made
+    engine = Llama(library, files[model], models.VOCABULARY, **options)
+    try:
+        yield engine, Context(library, engine.context)
+    finally:
+        engine.close()
+
+
+def cache_of(engine: Llama, context: Context) -> SequenceCache:
+    engine.compute(PROMPT[:2], 0)
+    cache = context.cache(context.save(0))
+    engine.forget(0)
+    return cache
+
+
+def form_of(cache: SequenceCache) -> cells.Form:
+    return cells.Form(
+        cache.layers,
+        cache.kv_heads,
+        cache.key_size,
+        cache.value_size,
+        cache.key_type.name.lower(),
+        cache.value_type.name.lower(),
+        cache.interleaved,
+        cache.transposed,
+        cache.streams,
+        0,
+        cache.rotations,
+    )
+
+
+def numbers(cache: SequenceCache, state: Any) -> dict[Any, float]:
+    form = form_of(cache)
+    return {
+        place: cells.number(form.key_type if place[0] == "k" else form.value_type, bits)
+        for place, bits in cells.read(form, bytes(state)).items()
+    }
+
+
+@pytest.mark.parametrize("model", models.MODELS)
+@pytest.mark.parametrize("there", ({}, {"flash": True}, {"unified": False}), ids=str)
+@pytest.mark.parametrize("here", ({}, {"flash": True}, {"unified": False}), ids=str)
+def test_a_prompt_goes_on_in_another_context(
+    made: Made, model: str, there: dict[str, Any], here: dict[str, Any]
+) -> None:
+    with running(made, model, **there) as (prefill, saved), running(made, model, **here) as (decode, restored):
+        first = decode.compute(PROMPT, 0)
+        alone = [first, *decode.go_on(first, len(PROMPT), TOKENS - 1)]
+        decode.forget(0)
+
+        with (
+            SequenceAgent(cache_of(prefill, saved), 512, tokens_per_page=16) as lender,
+            SequenceAgent(cache_of(decode, restored), 512, tokens_per_page=48) as loader,
+        ):
+            prefill.compute(PROMPT, 0)
+            params = lender.lend(saved.save(0))
+            prefill.forget(0)  # its copy was lent
+            state = loader.load(params, len(PROMPT) - 1).wait(20)
+        decode.compute(PROMPT[20:60], 0, 1)  # another sequence is in the context
+        restored.restore(2, state)
+        assert decode.go_on(PROMPT[-1], len(PROMPT) - 1, TOKENS, 2) == alone
+
+        # Equal tokens prove something only if a wrong cache gives different ones: here two tokens have each
+        # other's values in one layer.
+        _, values = loader.cache.read(state)
+        values[1, [5, 6]] = values[1, [6, 5]]
+        restored.restore(3, state)
+        assert decode.go_on(PROMPT[-1], len(PROMPT) - 1, TOKENS, 3) != alone
+
+
+@pytest.mark.parametrize("model", ("llama", "qwen3"))
+@pytest.mark.parametrize("there", (F32, F16, BF16), ids=KINDS.get)
+@pytest.mark.parametrize("here", (F32, F16, BF16), ids=KINDS.get)
+def test_cells_are_those_that_were_saved(made: Made, model: str, there: int, here: int) -> None:
+    """What the other context then saves itself is compared number by number."""
+    with (
+        running(made, model, kind=there, flash=True) as (prefill, saved),
+        running(made, model, kind=here, flash=True) as (decode, restored),
+        SequenceAgent(cache_of(prefill, saved), 128) as lender,
+        SequenceAgent(cache_of(decode, restored), 128) as loader,
+    ):
+        prefill.compute(PROMPT, 0)
+        state = saved.save(0)
+        restored.restore(1, loader.load(lender.lend(state)).wait(20))
+        before, after = numbers(lender.cache, state), numbers(loader.cache, restored.save(1))
+    assert before.keys() == after.keys()
+    step = {F32: 2**-24, F16: 2**-11, BF16: 2**-8}[here]
+    for place, value in before.items():
+        exact = there in (here, F16, BF16) and here in (there, F32)
+        assert abs(after[place] - value) <= (0 if exact else step * abs(value) + 2**-24), place
+
+
+def test_cells_in_another_order(made: Made) -> None:
+    """A context that was full has later tokens in front of earlier ones."""
+    with (
+        running(made, "llama", cells=128) as (engine, context),
+        running(made, "llama") as (decode, restored),
+        SequenceAgent(cache_of(engine, context), 128) as lender,
+        SequenceAgent(cache_of(decode, restored), 128) as loader,
+    ):
+        engine.compute(PROMPT[:60], 0, 0)
+        engine.compute(PROMPT[:60], 0, 1)
+        engine.forget(0)
+        engine.compute(PROMPT[60:], 60, 1)
+        state = context.save(1)
+        positions = [
+            int.from_bytes(bytes(state[16 + 12 * i : 20 + 12 * i]), "little") for i in range(len(PROMPT))
+        ]
+        assert positions != sorted(positions)
+        found = loader.load(lender.lend(state)).wait(20)
+        assert cells.read(form_of(loader.cache), found.tobytes()) == cells.read(
+            form_of(lender.cache), state.tobytes()
+        )
+
+
+def test_what_is_not_a_sequence_of_this_kind_is_refused(made: Made) -> None:
+    with running(made, "llama", kind=Q8_0, flash=True) as (engine, context):
+        engine.compute(PROMPT[:2], 0)
+        with pytest.raises(UnsupportedError, match=r"keys are of ggml's type 8; allowed: 0 \(f32\)"):
+            context.cache(context.save(0))
+    with running(made, "llama") as (engine, context):
+        with pytest.raises(InvalidError, match="no cells"):
+            context.cache(context.save(0))
+        cache = cache_of(engine, context)
+        engine.compute(PROMPT[:5], 7)
+        with pytest.raises(InvalidError, match="5 tokens of positions 7 to 11; allowed: each from 0 to 4 once"):
+            cache.read(context.save(0))
+        with pytest.raises(UnsupportedError):
+            SequenceCache.of_state(context.save(0), 5, False)
+
+
+def test_what_the_context_does_not_take_is_named(made: Made) -> None:
+    with running(made, "llama", cells=256) as (engine, context):
+        cache = cache_of(engine, context)
+        state, keys, values = cache.make(300)
+        keys[...], values[...] = 0, 0
+        with pytest.raises(LimitError, match=r"does not take a state of .* bytes for sequence 1: too few"):
+            context.restore(1, state)
+        engine.compute(PROMPT, 0)  # it is usable afterwards
+    with running(made, "llama", flash=True) as (_, other), pytest.raises(LimitError):
+        other.restore(0, cache.make(3)[0])
+
+
+def test_a_library_must_be_llama_cpp(made: Made) -> None:
+    with pytest.raises(NotFoundError, match=r"is not a llama\.cpp that can be used: it has no llama_get_model"):
+        Context(ctypes.CDLL(None), 0)
+
+
+def test_orders_of_keys() -> None:
+    assert interleaves("llama", 0)
+    assert not interleaves("qwen3", 2)
+    assert not interleaves("llama", 2)
+    for architecture, kind in (("command-r", 0), ("qwen2vl", 8)):
+        with pytest.raises(UnsupportedError, match=f"is not known for the architecture {architecture} "):
+            interleaves(architecture, kind)
+
+
+def test_the_wrong_order_of_keys_is_noticed(made: Made) -> None:
+    """A control: without the order that a Llama has in llama.cpp, other tokens come out."""
+    with running(made, "llama") as (engine, context):
+        first = engine.compute(PROMPT, 0)
+        alone = [first, *engine.go_on(first, len(PROMPT), TOKENS - 1)]
+        state = context.save(0)
+        cache = context.cache(state)
+        assert cache.interleaved
+        plain = context.cache(state, interleaved=False)
+        with SequenceAgent(cache, 128) as lender, SequenceAgent(plain, 128) as loader:
+            context.restore(1, loader.load(lender.lend(state), len(PROMPT) - 1).wait(20))
+        assert engine.go_on(PROMPT[-1], len(PROMPT) - 1, TOKENS, 1) != alone

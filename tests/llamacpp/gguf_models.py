@@ -1,0 +1,169 @@
+"""Models as GGUF files: converted from a folder of Hugging Face's form, or tiny ones with random weights."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from dataclasses import dataclass
+from typing import Any
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+VOCABULARY = 512
+LAYERS, HEADS, KV_HEADS, SIZE, HIDDEN, INNER = 4, 8, 4, 32, 256, 256
+
+Weights = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """A model.
+
+    Attributes:
+        norms: queries and keys are normalized, head by head
+        bias: queries, keys and values have a bias
+    """
+
+    class_name: str
+    norms: bool = False
+    bias: bool = False
+
+
+#: By their architecture in a GGUF file, which is also the model_type of the configuration.
+MODELS = {
+    "llama": Tiny("LlamaForCausalLM"),
+    "qwen2": Tiny("Qwen2ForCausalLM", bias=True),
+    "qwen3": Tiny("Qwen3ForCausalLM", norms=True),
+}
+#: Those of which llama.cpp wants the rows of queries and keys in another order.
+INTERLEAVED = {"llama"}
+
+#: Names in a checkpoint of a layer's tensors, and in a GGUF file.
+LAYER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+
+
+def make(name: str, folder: pathlib.Path) -> pathlib.Path:
+    """The GGUF file of a tiny model, made in a folder."""
+    where = folder / name
+    where.mkdir(parents=True)
+    save_file(_weights(MODELS[name]), where / "model.safetensors")
+    (where / "config.json").write_text(json.dumps(_configuration(name)))
+    return convert(where, folder / f"{name}.gguf")
+
+
+def convert(folder: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
+    """Writes the model in a folder as a GGUF file, with a word for each token; returns the file."""
+    config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    name = config["model_type"]
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer = gguf.GGUFWriter(str(file), name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(size)
+    writer.add_value_length(size)
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(size)
+    writer.add_vocab_size(config["vocab_size"])
+    _add_words(writer, config["vocab_size"])
+    for key, tensor in load_file(folder / "model.safetensors").items():
+        base, _, kind = key.rpartition(".")
+        if base in WHOLE:
+            writer.add_tensor(f"{WHOLE[base]}.{kind}", tensor)
+            continue
+        _, _, layer, inner = base.split(".", 3)
+        if name in INTERLEAVED and inner in ("self_attn.q_proj", "self_attn.k_proj"):
+            halves = tensor.reshape(-1, 2, size // 2, tensor.shape[1])
+            tensor = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(tensor.shape)
+        writer.add_tensor(f"blk.{layer}.{LAYER[inner]}.{kind}", tensor)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add_words(writer: gguf.GGUFWriter, count: int) -> None:
+    """A word for each token. Prompts are given as token ids anyway."""
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(["<unk>", "<s>", "</s>", *(f"▁w{token}" for token in range(3, count))])
+    writer.add_token_scores([0.0] * count)
+    kinds = [gguf.TokenType.UNKNOWN, gguf.TokenType.CONTROL, gguf.TokenType.CONTROL]
+    writer.add_token_types([*kinds, *[gguf.TokenType.NORMAL] * (count - 3)])
+    writer.add_unk_token_id(0)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_add_bos_token(False)
+
+
+def _configuration(name: str) -> dict[str, object]:
+    return {
+        "architectures": [MODELS[name].class_name],
+        "model_type": name,
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": SIZE,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+    }
+
+
+def _weights(model: Tiny) -> Weights:
+    """By their names in a checkpoint. They are large, so that a wrong cache changes tokens."""
+    random = np.random.default_rng(7)
+
+    def matrix(rows: int, columns: int) -> NDArray[np.float32]:
+        return np.asarray(random.standard_normal((rows, columns)) * 2 / np.sqrt(columns), np.float32)
+
+    def near_one(count: int) -> NDArray[np.float32]:
+        return np.asarray(1 + 0.1 * random.standard_normal(count), np.float32)
+
+    found = {
+        "model.embed_tokens.weight": matrix(VOCABULARY, HIDDEN),
+        "model.norm.weight": near_one(HIDDEN),
+        "lm_head.weight": matrix(VOCABULARY, HIDDEN),
+    }
+    for layer in range(LAYERS):
+        tensors = {
+            "input_layernorm.weight": near_one(HIDDEN),
+            "post_attention_layernorm.weight": near_one(HIDDEN),
+            "self_attn.q_proj.weight": matrix(HEADS * SIZE, HIDDEN),
+            "self_attn.k_proj.weight": matrix(KV_HEADS * SIZE, HIDDEN),
+            "self_attn.v_proj.weight": matrix(KV_HEADS * SIZE, HIDDEN),
+            "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * SIZE),
+            "mlp.gate_proj.weight": matrix(INNER, HIDDEN),
+            "mlp.up_proj.weight": matrix(INNER, HIDDEN),
+            "mlp.down_proj.weight": matrix(HIDDEN, INNER),
+        }
+        if model.norms:
+            tensors |= {"self_attn.q_norm.weight": near_one(SIZE), "self_attn.k_norm.weight": near_one(SIZE)}
+        if model.bias:
+            for side, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
+                tensors[f"self_attn.{side}_proj.bias"] = near_one(heads * SIZE) - 1
+        found |= {f"model.layers.{layer}.{name}": tensor for name, tensor in tensors.items()}
+    return found

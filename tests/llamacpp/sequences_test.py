@@ -1,0 +1,381 @@
+"""Sequences are lent and loaded between agents whose states have other forms."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import cells
+import numpy as np
+import pytest
+from cells import Form, Place, Side
+
+from kvferry import Agent, Engine, EventKind, GroupSpec, GroupSteps
+from kvferry.errors import (
+    CancelledError,
+    ClosedError,
+    DeadlineError,
+    InvalidError,
+    KvferryError,
+    LimitError,
+    MismatchError,
+    NotFoundError,
+    PeerLostError,
+    UnsupportedError,
+)
+from kvferry.llamacpp import Arrival, SequenceAgent, SequenceCache
+
+ROOM = 256  # tokens
+PLAIN = Form()
+#: A prefill server, in a process of its own: says where its sequence is, and waits.
+LENDER = """
+import json, sys
+import cells
+from kvferry.llamacpp import SequenceAgent, SequenceCache
+state = cells.write(cells.Form(), range(40))
+with SequenceAgent(SequenceCache.of_state(state, cells.Form().heads, False), 64) as agent:
+    print(json.dumps(agent.lend(state)), flush=True)
+    sys.stdin.read()
+"""
+
+
+def cache_of(form: Form) -> SequenceCache:
+    return SequenceCache.of_state(cells.write(form, [0]), form.heads, form.interleaved)
+
+
+def agent_of(form: Form, **options: Any) -> SequenceAgent:
+    return SequenceAgent(cache_of(form), options.pop("tokens", ROOM), **options)
+
+
+def free_tokens(agent: SequenceAgent) -> int:
+    """For how many tokens there are pages."""
+    for tokens in range(ROOM, -1, -1):
+        try:
+            pages = agent._pages.take(tokens)
+        except LimitError:
+            continue
+        agent._pages.give(pages)
+        return tokens
+    raise AssertionError("not even for none")
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not happened"
+        time.sleep(0.01)
+
+
+def state_and_cells(form: Form, count: int) -> tuple[bytes, cells.Cells]:
+    return cells.write(form, range(count)), cells.expected(form, range(count))
+
+
+@pytest.mark.parametrize(
+    "there", (PLAIN, Form(transposed=True, interleaved=True, streams=3, stream=1)), ids=str
+)
+@pytest.mark.parametrize("here", (PLAIN, Form(transposed=True), Form(interleaved=True, streams=2)), ids=str)
+@pytest.mark.parametrize(("count", "pages"), ((1, (64, 64)), (37, (16, 5)), (150, (64, 48)), (200, (1, 256))))
+def test_a_sequence_arrives_in_the_form_that_the_context_wants(
+    there: Form, here: Form, count: int, pages: tuple[int, int]
+) -> None:
+    state, whole = state_and_cells(there, count)
+    with (
+        agent_of(there, tokens_per_page=pages[0]) as lender,
+        agent_of(here, tokens_per_page=pages[1]) as loader,
+    ):
+        found = loader.load(lender.lend(state)).wait(20)
+        assert cells.read(cells.first_stream(here), found.tobytes()) == whole
+        until(lambda: free_tokens(lender) == ROOM)
+        assert free_tokens(loader) == ROOM
+
+
+@pytest.mark.parametrize("types", (("f32", "f16"), ("f16", "f32"), ("f32", "bf16"), ("bf16", "f16")))
+def test_types_are_converted(types: tuple[str, str]) -> None:
+    there, here = (replace(PLAIN, key_type=kind, value_type=kind) for kind in types)
+
+    def value(side: Side, place: Place) -> int:
+        """A number that all types can hold."""
+        small = np.float32(cells.raw(side, place) % 200 - 100)
+        if types[0] == "f16":
+            return int(np.float16(small).view(np.uint16))
+        return int(small.view(np.uint32)) >> (16 if types[0] == "bf16" else 0)
+
+    state = cells.write(there, range(70), value)
+    with agent_of(there) as lender, agent_of(here) as loader:
+        found = cells.read(here, loader.load(lender.lend(state)).wait(20).tobytes())
+    for (side, place), bits in found.items():
+        assert cells.number(types[1], bits) == cells.number(types[0], value(side, place))
+
+
+def test_the_first_tokens_are_enough() -> None:
+    """A decode server computes the last token of a prompt itself."""
+    state, _ = state_and_cells(PLAIN, 100)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        arrival = loader.load(lender.lend(state), 99)
+        assert arrival.tokens == 99
+        assert cells.read(PLAIN, arrival.wait(20).tobytes()) == cells.expected(PLAIN, range(99))
+        until(lambda: free_tokens(lender) == ROOM)
+
+
+def test_a_lent_sequence_is_a_copy() -> None:
+    state, whole = state_and_cells(PLAIN, 50)
+    mine = bytearray(state)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        params = lender.lend(mine)
+        mine[:] = bytes(len(mine))
+        assert cells.read(PLAIN, loader.load(params).wait(20).tobytes()) == whole
+
+
+def test_several_may_load_it() -> None:
+    state, whole = state_and_cells(PLAIN, 50)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as one, agent_of(PLAIN) as two:
+        params = lender.lend(state, uses=2)
+        assert cells.read(PLAIN, one.load(params).wait(20).tobytes()) == whole
+        assert free_tokens(lender) < ROOM
+        assert cells.read(PLAIN, two.load(params).wait(20).tobytes()) == whole
+        until(lambda: free_tokens(lender) == ROOM)
+
+
+def test_many_at_once_from_several_threads() -> None:
+    lengths = [1 + 7 * i % 60 for i in range(24)]
+    wrong: list[int] = []
+
+    def hand_over(lender: SequenceAgent, loader: SequenceAgent, mine: list[int]) -> None:
+        for count in mine:
+            state, whole = state_and_cells(PLAIN, count)
+            if cells.read(PLAIN, loader.load(lender.lend(state)).wait(60).tobytes()) != whole:
+                wrong.append(count)
+
+    with agent_of(PLAIN, tokens_per_page=8) as lender, agent_of(PLAIN, tokens_per_page=12) as loader:
+        threads = [threading.Thread(target=hand_over, args=(lender, loader, lengths[i::4])) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        until(lambda: free_tokens(lender) == ROOM)
+        assert free_tokens(loader) == ROOM
+    assert not wrong
+
+
+def test_what_is_too_long_is_refused_and_takes_nothing() -> None:
+    state, _ = state_and_cells(PLAIN, 200)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN, tokens=128) as loader:
+        params = lender.lend(state)
+        with pytest.raises(LimitError, match="200 tokens need 4 pages of 64 tokens; allowed: 0"):
+            lender.lend(state)
+        with pytest.raises(
+            LimitError, match="200 tokens need 4 pages of 64 tokens; allowed: 2, as the others of 2"
+        ):
+            loader.load(params)
+        loader.load(params, 128).wait(20)
+        until(lambda: free_tokens(lender) == ROOM)
+
+
+def test_what_nobody_loads_is_free_after_its_lease() -> None:
+    state, _ = state_and_cells(PLAIN, 50)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        params = lender.lend(state, lease=0.3)
+        until(lambda: free_tokens(lender) == ROOM)
+        with pytest.raises(KvferryError):
+            loader.load(params, deadline=1).wait(20)
+        until(lambda: free_tokens(loader) == ROOM)
+
+
+def test_what_is_declined_is_free() -> None:
+    state, _ = state_and_cells(PLAIN, 50)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        loader.decline(lender.lend(state))
+        loader.close()  # it knows
+        until(lambda: free_tokens(lender) == ROOM)
+        with pytest.raises(ClosedError):
+            loader.decline(lender.lend(state))
+
+
+def test_a_load_that_fails_says_why_and_frees_its_pages() -> None:
+    state, _ = state_and_cells(PLAIN, 50)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        params = {**lender.lend(state), "kvferry_transfer_id": b"another".hex()}
+        arrival = loader.load(params, deadline=0.5)
+        with pytest.raises(DeadlineError, match="50 tokens have not arrived within 0 s"):
+            arrival.wait(0)
+        with pytest.raises(DeadlineError, match="no lease on the request was granted"):
+            arrival.wait(20)
+        with pytest.raises(NotFoundError):
+            arrival.wait(20)
+        assert free_tokens(loader) == ROOM
+
+
+def test_a_load_can_be_cancelled() -> None:
+    state, _ = state_and_cells(PLAIN, 50)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        params = lender.lend(state)
+        waiting = loader.load({**params, "kvferry_transfer_id": b"another".hex()})
+        waiting.cancel()
+        with pytest.raises(NotFoundError, match="given, or its load cancelled"):
+            waiting.wait(20)
+        arrived = loader.load(params)
+        until(lambda: loader._loads[arrived._ticket] is not None)
+        arrived.cancel()
+        until(lambda: free_tokens(loader) == ROOM)
+
+
+def test_a_cancelled_load_wakes_who_waits() -> None:
+    state, _ = state_and_cells(PLAIN, 50)
+    said: list[KvferryError] = []
+
+    def wait(arrival: Arrival) -> None:
+        try:
+            arrival.wait()
+        except KvferryError as error:
+            said.append(error)
+
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        params = {**lender.lend(state), "kvferry_transfer_id": b"another".hex()}
+        for close in (False, True):
+            arrival = loader.load(params)
+            thread = threading.Thread(target=wait, args=(arrival,))
+            thread.start()
+            time.sleep(0.1)
+            loader.close() if close else arrival.cancel()
+            thread.join(20)
+            assert not thread.is_alive()
+    assert [type(error) for error in said] == [NotFoundError, ClosedError]
+
+
+def test_other_weights_and_models_are_refused() -> None:
+    state, _ = state_and_cells(PLAIN, 5)
+    with agent_of(PLAIN, weights="a") as lender:
+        params = lender.lend(state)
+        with agent_of(PLAIN, weights="b") as loader:
+            with pytest.raises(MismatchError, match="kvferry_weights is 'a'; this engine's weights are 'b'"):
+                loader.load(params)
+            # Whoever passes on other parameters is refused by the agents.
+            with pytest.raises(KvferryError, match="weights"):
+                loader.load({**params, "kvferry_weights": "b"}, deadline=5).wait(20)
+    with agent_of(PLAIN) as lender:
+        params = lender.lend(state)
+        for other in (replace(PLAIN, layers=3), replace(PLAIN, heads=4), replace(PLAIN, value_size=8)):
+            with agent_of(other) as loader, pytest.raises(MismatchError):
+                loader.load(params, deadline=5).wait(20)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    (
+        ({"transfer_mode": "push"}, UnsupportedError, "transfer_mode is push; allowed: pull"),
+        ({"transfer_mode": "post"}, InvalidError, "transfer_mode is 'post'"),
+        ({"remote_host": None}, InvalidError, "no remote_host"),
+        ({"remote_port": 0}, InvalidError, "remote_port is 0; allowed: 1 to 65535"),
+        ({"kvferry_versions": [7, 9]}, MismatchError, "kvferry_versions is 7 to 9"),
+        ({"kvferry_transfer_id": "xyz"}, InvalidError, "kvferry_transfer_id is 'xyz'"),
+        ({"remote_num_tokens": 4}, InvalidError, "tokens is 5; allowed: 1 to remote_num_tokens, which is 4"),
+    ),
+)
+def test_parameters_that_cannot_be_used_are_named(
+    changed: dict[str, Any], error: type[KvferryError], message: str
+) -> None:
+    state, _ = state_and_cells(PLAIN, 5)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        with pytest.raises(error, match=message):
+            loader.load({**lender.lend(state), **changed}, 5)
+        assert free_tokens(loader) == ROOM
+
+
+@pytest.mark.parametrize("tokens", (0, -1, 6))
+def test_numbers_of_tokens_are_checked(tokens: int) -> None:
+    state, _ = state_and_cells(PLAIN, 5)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        params = lender.lend(state)
+        with pytest.raises(
+            InvalidError, match=f"tokens is {tokens}; allowed: 1 to remote_num_tokens, which is 5"
+        ):
+            loader.load(params, tokens)
+        with pytest.raises(
+            InvalidError, match="tokens is None; allowed: 1 to remote_num_tokens, which is not given"
+        ):
+            loader.load({**params, "remote_num_tokens": 0})
+
+
+def test_states_of_another_cache_are_refused() -> None:
+    with agent_of(PLAIN) as lender:
+        for other in (replace(PLAIN, transposed=True), replace(PLAIN, layers=1)):
+            with pytest.raises(UnsupportedError):
+                lender.lend(cells.write(other, range(3)))
+        assert free_tokens(lender) == ROOM
+
+
+def test_interleaved_keys_have_an_even_size() -> None:
+    cache = cache_of(Form(key_size=7))
+    SequenceAgent(cache, ROOM).close()
+    with pytest.raises(UnsupportedError, match="interleaved keys have 7 elements; allowed: an even number"):
+        SequenceAgent(replace(cache, interleaved=True), ROOM)
+
+
+def test_a_lender_in_another_process_which_then_dies() -> None:
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", LENDER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=str(pathlib.Path(__file__).parent),
+        ) as process,
+        agent_of(PLAIN, peer_timeout=1) as loader,
+    ):
+        assert process.stdout
+        params = json.loads(process.stdout.readline())
+        state = loader.load(params, 40).wait(20)
+        assert cells.read(PLAIN, state.tobytes()) == cells.expected(PLAIN, range(40))
+        waiting = loader.load({**params, "kvferry_transfer_id": b"another".hex()})
+        time.sleep(0.2)
+        process.kill()
+        with pytest.raises((PeerLostError, DeadlineError, CancelledError)):
+            waiting.wait(20)
+        until(lambda: free_tokens(loader) == ROOM)
+
+
+def test_an_engine_of_another_kind() -> None:
+    """Two tensor-parallel ranks with heads before tokens lend what a context of llama.cpp loads."""
+    form = Form(heads=4)
+    model = cache_of(form).model
+    engine = Engine(model, GroupSpec(9, 16, "L|BPHN"), name="other", tp_size=2)
+    whole = cells.expected(form, range(100))
+    blocks = [5, 1, 8, 0, 3, 7, 2]
+    agents = [Agent(engine, rank) for rank in range(2)]
+    try:
+        for rank, agent in enumerate(agents):
+            regions = agent.allocate_regions()
+            agent.register(regions)
+            for (side, (layer, token, head, element)), bits in whole.items():
+                if head // 2 == rank:
+                    at = engine.shard(rank).locate(
+                        0, layer, "kv".index(side), blocks[token // 16], token % 16, head
+                    )
+                    place = at.offset + 2 * element
+                    regions[at.region][place : place + 2] = np.frombuffer(np.uint16(bits).tobytes(), np.uint8)
+            agent.hold("request", [GroupSteps(blocks, 0, 100)])
+        agents[0].introduce(agents[1].introduction)
+        host, _, port = agents[0].endpoint.removeprefix("tcp://").rpartition(":")
+        params = {
+            "remote_engine_id": "other",
+            "remote_request_id": "request",
+            "remote_host": host,
+            "remote_port": int(port),
+            "remote_num_tokens": 100,
+        }
+        with agent_of(form) as loader:
+            state = loader.load(params).wait(20)
+        assert cells.read(form, state.tobytes()) == whole
+        for agent in agents:
+            event = agent.wait_event(20)
+            assert event is not None and event.kind == EventKind.DONE
+    finally:
+        for agent in agents:
+            agent.close()

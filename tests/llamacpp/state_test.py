@@ -1,0 +1,167 @@
+"""States of sequences are read and written as llama.cpp does it."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from dataclasses import replace
+
+import cells
+import numpy as np
+import pytest
+from cells import Form
+
+from kvferry.errors import InvalidError, KvferryError, UnsupportedError
+from kvferry.llamacpp import SequenceCache
+from kvferry.model import Dtype
+
+FORMS = [
+    Form(interleaved=interleaved, transposed=transposed, streams=streams, stream=stream, rotations=rotations)
+    for interleaved, transposed, (streams, stream), rotations in itertools.product(
+        (False, True), (False, True), ((1, 0), (4, 0), (4, 2), (4, 3)), (False, True)
+    )
+] + [
+    Form(key_type=key, value_type=value, transposed=transposed)
+    for key, value, transposed in itertools.product(cells.TYPES, cells.TYPES, (False, True))
+]
+
+
+def cache_of(form: Form) -> SequenceCache:
+    """The same in kvferry's words."""
+    return SequenceCache(
+        form.layers,
+        form.heads,
+        form.key_size,
+        form.value_size,
+        Dtype.by_name(form.key_type),
+        Dtype.by_name(form.value_type),
+        form.interleaved,
+        form.transposed,
+        form.streams,
+        form.rotations,
+    )
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+@pytest.mark.parametrize("count", (1, 2, 7))
+def test_a_state_is_read_and_written(form: Form, count: int) -> None:
+    state = cells.write(form, range(count))
+    cache = SequenceCache.of_state(state, form.heads, form.interleaved)
+    assert cache == cache_of(form)
+
+    keys, values = cache.read(state)
+    for side, found, size in (("k", keys, form.key_size), ("v", values, form.value_size)):
+        assert found.shape == (form.layers, count, form.heads, size)
+        for place in np.ndindex(found.shape):
+            where = (*place[:3], form.place(place[3])) if side == "k" else place
+            assert found[where] == cells.raw(side, place)
+
+    made, made_keys, made_values = cache.make(count)
+    made_keys[...], made_values[...] = keys, values
+    first = cells.first_stream(form)
+    assert cells.read(first, made.tobytes()) == cells.expected(form, range(count))
+
+
+def test_cells_may_lie_in_any_order() -> None:
+    form = Form(transposed=True)
+    keys, values = cache_of(form).read(cells.write(form, [3, 0, 4, 2, 1]))
+    for side, found in (("k", keys), ("v", values)):
+        for place in np.ndindex(found.shape):
+            assert found[place] == cells.raw(side, place)
+
+
+@pytest.mark.parametrize("positions", ([1, 2, 3], [0, 1, 3], [0, 1, 1], [-1, 0, 1]), ids=str)
+def test_tokens_that_are_not_the_first_ones_are_refused(positions: list[int]) -> None:
+    form = Form()
+    with pytest.raises(InvalidError, match=r"3 tokens of positions -?\d to \d; allowed: each from 0 to 2 once"):
+        cache_of(form).read(cells.write(form, positions))
+
+
+@pytest.mark.parametrize("form", FORMS[:32:3], ids=str)
+def test_every_field_counts(form: Form) -> None:
+    """A byte that is changed anywhere but in keys, values and sequence numbers is noticed."""
+    count = 3
+    state = cells.write(form, range(count))
+    cache = cache_of(form)
+    whole = cells.expected(form, range(count))
+    for at in range(len(state)):
+        other = bytearray(state)
+        other[at] ^= 0x41
+        try:
+            keys, values = cache.read(bytes(other))
+        except KvferryError:
+            continue
+        # Nothing but one cell, or the number of a sequence, has changed.
+        made, made_keys, made_values = cache.make(count)
+        made_keys[...], made_values[...] = keys, values
+        found = cells.read(cells.first_stream(form), made.tobytes())
+        changed = [place for place in whole if whole[place] != found[place]]
+        sequences = [4, *(16 + 4 * form.stream + 12 * cell + 8 for cell in range(count))]
+        assert len(changed) == 1 or any(first <= at < first + 4 for first in sequences), at
+
+
+@pytest.mark.parametrize("form", FORMS[:32:5], ids=str)
+def test_a_state_that_is_cut_off_is_refused(form: Form) -> None:
+    state = cells.write(form, range(2))
+    for length in range(len(state)):
+        with pytest.raises(KvferryError):
+            SequenceCache.of_state(state[:length], form.heads, form.interleaved)
+        with pytest.raises(KvferryError):
+            cache_of(form).read(state[:length])
+    with pytest.raises(UnsupportedError, match="bytes; allowed"):
+        cache_of(form).read(state + b"\0")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    (
+        (b"", "ends after 0 bytes"),
+        (b"GGUF" + bytes(60), "begins with 0x46554747; allowed: 0xaf143cd8"),
+        (struct.pack("<IiII", 0xAF143CD8, 0, 1, 0), "no cells"),
+        (struct.pack("<IiII", 0xAF143CD8, 0, 1, 2**32 - 1), "ends after 16 bytes"),
+    ),
+)
+def test_what_is_no_state_is_named(content: bytes, message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        SequenceCache.of_state(content, 1, False)
+
+
+def test_other_caches_are_refused_by_name() -> None:
+    form = Form()
+    state = cells.write(form, range(2))
+    keys = 16 + 2 * 12 + 16  # where the first layer's keys begin
+
+    quantized = bytearray(state)
+    quantized[keys : keys + 4] = struct.pack("<i", 8)
+    with pytest.raises(UnsupportedError, match=r"keys are of ggml's type 8; allowed: 0 \(f32\), 1 \(f16\), 30"):
+        SequenceCache.of_state(quantized, form.heads, False)
+
+    rotated = bytearray(state)
+    rotated[keys - 8 : keys - 4] = struct.pack("<I", 64)
+    with pytest.raises(UnsupportedError, match="the rotation of keys and values is 64; allowed: 0"):
+        SequenceCache.of_state(rotated, form.heads, False)
+
+    with_window = state + cells.write(form, range(2))[8:]  # the cache of other layers follows
+    with pytest.raises(UnsupportedError, match=r"a state of 2 cells has \d+ bytes; allowed: \d+"):
+        SequenceCache.of_state(with_window, form.heads, False)
+
+    latents = cells.write(replace(form, value_size=0), range(2))[: -2 * 12]  # no values at all
+    with pytest.raises(UnsupportedError):
+        SequenceCache.of_state(latents, form.heads, False)
+
+    of_images = bytearray(state[:16])
+    for cell in range(2):  # with three more numbers each
+        of_images += state[16 + 12 * cell : 24 + 12 * cell] + bytes(12) + state[24 + 12 * cell : 28 + 12 * cell]
+    with pytest.raises(UnsupportedError):
+        SequenceCache.of_state(of_images + state[40:], form.heads, False)
+
+    uneven = bytearray(state)
+    second = keys + 12 + 2 * form.heads * form.key_size * 2
+    uneven[second + 4 : second + 12] = struct.pack("<Q", form.heads * form.key_size)
+    with pytest.raises(UnsupportedError, match=r"the bytes of a cell's keys is 24; allowed: 48"):
+        SequenceCache.of_state(uneven, form.heads, False)
+
+    with pytest.raises(UnsupportedError, match="48 bytes of a cell's keys; allowed: a multiple of 10"):
+        SequenceCache.of_state(state, 5, False)
+    with pytest.raises(UnsupportedError, match="the type of keys is 1; allowed: 0"):
+        cache_of(replace(form, key_type="f32", key_size=4)).read(state)
