@@ -184,7 +184,8 @@ def test_orders_of_keys() -> None:
     assert interleaves("llama", 0)
     assert not interleaves("qwen3", 2)
     assert not interleaves("llama", 2)
-    for architecture, kind in (("command-r", 0), ("qwen2vl", 8)):
+    assert not interleaves("glm4", 0)
+    for architecture, kind in (("chatglm", 0), ("qwen2vl", 8)):
         with pytest.raises(UnsupportedError, match=f"is not known for the architecture {architecture} "):
             interleaves(architecture, kind)
 

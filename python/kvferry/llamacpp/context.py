@@ -47,7 +47,6 @@ INTERLEAVED = frozenset(
     {
         "arcee",
         "arctic",
-        "baichuan",
         "deci",
         "granite",
         "granitemoe",
@@ -58,9 +57,10 @@ INTERLEAVED = frozenset(
         "nanbeige",
         "olmo",
         "smollm3",
-        "xverse",
     }
 )
+#: Architectures of type NORM whose checkpoints have neighbours together, too, so that nothing is reordered.
+NOT_INTERLEAVED = frozenset({"command-r", "ernie4_5", "glm4"})
 
 
 def interleaves(architecture: str, rope_type: int) -> bool:
@@ -74,12 +74,12 @@ def interleaves(architecture: str, rope_type: int) -> bool:
     """
     if rope_type in (RopeType.NONE, RopeType.NEOX):
         return False
-    if rope_type == RopeType.NORM and architecture in INTERLEAVED:
-        return True
+    if rope_type == RopeType.NORM and architecture in INTERLEAVED | NOT_INTERLEAVED:
+        return architecture in INTERLEAVED
     raise UnsupportedError(
         f"the order of keys is not known for the architecture {architecture} with rotary embedding of type "
         f"{rope_type}; allowed: type {RopeType.NEOX} or {RopeType.NONE}, or type {RopeType.NORM} with one of "
-        f"{', '.join(sorted(INTERLEAVED))}, or `interleaved` given by the caller"
+        f"{', '.join(sorted(INTERLEAVED | NOT_INTERLEAVED))}, or `interleaved` given by the caller"
     )
 
 
