@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from cells import Form, Place, Side
 
-from kvferry import Agent, Engine, EventKind, GroupSpec, GroupSteps
+from kvferry import Agent, Engine, Event, EventKind, GroupSpec, GroupSteps, make_keys
 from kvferry.errors import (
     CancelledError,
     ClosedError,
@@ -286,6 +286,53 @@ def test_parameters_that_cannot_be_used_are_named(
         with pytest.raises(error, match=message):
             loader.load({**lender.lend(state), **changed}, 5)
         assert free_tokens(loader) == ROOM
+
+
+def test_a_load_that_does_not_begin_takes_no_pages() -> None:
+    state, _ = state_and_cells(PLAIN, 5)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        params = {**lender.lend(state), "remote_host": "no host"}
+        with pytest.raises(InvalidError):
+            loader.load(params)
+        assert free_tokens(loader) == ROOM
+        lender.agent.drain()
+        with pytest.raises(CancelledError):
+            lender.lend(state)
+        assert free_tokens(lender) == ROOM - 64  # what was lent before
+
+
+def test_pages_that_a_peer_may_still_write_are_not_given_away() -> None:
+    """A load may fail while an operation is under way; another event says when its blocks are free."""
+    state, _ = state_and_cells(PLAIN, 5)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN) as loader:
+        arrival = loader.load({**lender.lend(state), "kvferry_transfer_id": b"another".hex()}, deadline=0.2)
+        events: list[Event] = []
+        note = loader._note
+        loader._note = events.append  # type: ignore[method-assign, assignment]
+        until(lambda: bool(events))
+        (event,) = events
+        assert event.blocks_free
+        note(replace(event, blocks_free=False))
+        with pytest.raises(DeadlineError):
+            arrival.wait(20)
+        assert free_tokens(loader) == ROOM - 64
+        note(replace(event, kind=EventKind.BLOCKS_FREE))
+        assert free_tokens(loader) == ROOM
+
+
+def test_with_keys() -> None:
+    state, whole = state_and_cells(PLAIN, 50)
+    ours, theirs, others = make_keys(), make_keys(), make_keys()
+    with (
+        agent_of(PLAIN, keys=ours, allowed_keys=[theirs.public_key]) as lender,
+        agent_of(PLAIN, keys=theirs) as loader,
+        agent_of(PLAIN, keys=others) as stranger,
+    ):
+        params = lender.lend(state)
+        assert params["kvferry_public_key"] == ours.public_key
+        with pytest.raises(KvferryError):
+            stranger.load(params, deadline=1).wait(20)
+        assert cells.read(PLAIN, loader.load(params).wait(20).tobytes()) == whole
 
 
 @pytest.mark.parametrize("tokens", (0, -1, 6))

@@ -73,6 +73,10 @@ def test_other_versions_are_not_written(tmp_path: pathlib.Path) -> None:
     with pytest.raises(InvalidError, match="begins with"):
         write_slot(tmp_path / "slot", [1], STATE[8:])
     assert not list(tmp_path.iterdir())
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_slot(tmp_path / "folder", [1], STATE)
+    assert [file.name for file in tmp_path.iterdir()] == ["folder"]
 
 
 class Running:
