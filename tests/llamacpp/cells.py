@@ -5,6 +5,7 @@ Elements of keys are named by their place in the checkpoint's order.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,16 @@ Place = tuple[int, int, int, int]
 Cells = dict[tuple[Side, Place], int]
 
 TYPES = {"f32": (0, "I"), "f16": (1, "H"), "bf16": (30, "H")}
+#: Types of which cells are bytes: ggml's number, and the bytes of a block of 32 elements.
+QUANTIZED = {"q4_0": (2, 18), "q5_1": (7, 24), "q8_0": (8, 34)}
+
+
+def counted(kind: str, size: int) -> tuple[int, str, int]:
+    """ggml's number of a type, the code of what is counted of it, and how many of these a head has."""
+    if kind in QUANTIZED:
+        number, block_bytes = QUANTIZED[kind]
+        return number, "B", size // 32 * block_bytes
+    return *TYPES[kind], size
 
 
 @dataclass(frozen=True)
@@ -31,18 +42,18 @@ class Form:
     transposed: bool = False
     streams: int = 1
     stream: int = 0
-    rotations: bool = True
+    rotations: tuple[int, int] | None = (0, 0)
 
     def place(self, element: int) -> int:
         """Where an element of a key is in a state."""
-        if not self.interleaved:
+        if not self.interleaved or self.key_type in QUANTIZED:
             return element
         half = self.key_size // 2
         return 2 * element if element < half else 2 * (element - half) + 1
 
 
 def raw(side: Side, place: Place) -> int:
-    """A number of 16 bits for each place, unlike its neighbours'."""
+    """A number of 16 bits for each place, unlike its neighbours'; of bytes the lower ones count."""
     layer, position, head, element = place
     return (31 * layer + 7919 * position + 613 * head + 17 * element + 29 * (side == "v")) % 65521
 
@@ -55,20 +66,22 @@ def write(form: Form, positions: Sequence[int], value: Callable[[Side, Place], i
     out.append(struct.pack("<I", count))
     out += [struct.pack("<iIi", position, 1, 5) for position in positions]
     out.append(struct.pack("<II", form.transposed, form.layers))
-    if form.rotations:
-        out.append(struct.pack("<II", 0, 0))
-    number, code = TYPES[form.key_type]
+    if form.rotations is not None:
+        out.append(struct.pack("<II", *form.rotations))
+    number, code, size = counted(form.key_type, form.key_size)
     width = struct.calcsize(code)
+    last = 2 ** (8 * width) - 1
     for layer in range(form.layers):
-        out.append(struct.pack("<iQ", number, form.heads * form.key_size * width))
+        out.append(struct.pack("<iQ", number, form.heads * size * width))
         for position in positions:
             for head in range(form.heads):
-                row = [0] * form.key_size
-                for element in range(form.key_size):
-                    row[form.place(element)] = value("k", (layer, position, head, element))
-                out.append(struct.pack(f"<{form.key_size}{code}", *row))
-    number, code = TYPES[form.value_type]
+                row = [0] * size
+                for element in range(size):
+                    row[form.place(element)] = value("k", (layer, position, head, element)) & last
+                out.append(struct.pack(f"<{size}{code}", *row))
+    number, code, size = counted(form.value_type, form.value_size)
     width = struct.calcsize(code)
+    last = 2 ** (8 * width) - 1
     for layer in range(form.layers):
         if form.transposed:
             out.append(struct.pack("<iII", number, width, form.heads * form.value_size))
@@ -77,11 +90,12 @@ def write(form: Form, positions: Sequence[int], value: Callable[[Side, Place], i
                     for position in positions:
                         out.append(struct.pack(f"<{code}", value("v", (layer, position, head, element))))
         else:
-            out.append(struct.pack("<iQ", number, form.heads * form.value_size * width))
+            out.append(struct.pack("<iQ", number, form.heads * size * width))
             for position in positions:
                 for head in range(form.heads):
-                    for element in range(form.value_size):
-                        out.append(struct.pack(f"<{code}", value("v", (layer, position, head, element))))
+                    for element in range(size):
+                        bits = value("v", (layer, position, head, element)) & last
+                        out.append(struct.pack(f"<{code}", bits))
     out += [struct.pack("<I", 0)] * (form.streams - 1 - form.stream)
     return b"".join(out)
 
@@ -112,19 +126,19 @@ def read(form: Form, state: bytes) -> Cells:
         take("i")
     must("transposed", "I", form.transposed)
     must("layers", "I", form.layers)
-    for _ in range(2 * form.rotations):
-        must("rotation", "I", 0)
+    for rotated in form.rotations or ():
+        must("rotation", "I", rotated)
     cells: Cells = {}
-    number, code = TYPES[form.key_type]
+    number, code, size = counted(form.key_type, form.key_size)
     for layer in range(form.layers):
         must("type of keys", "i", number)
-        must("bytes of a cell's keys", "Q", form.heads * form.key_size * struct.calcsize(code))
+        must("bytes of a cell's keys", "Q", form.heads * size * struct.calcsize(code))
         for position in positions:
             for head in range(form.heads):
-                row = [take(code) for _ in range(form.key_size)]
-                for element in range(form.key_size):
+                row = [take(code) for _ in range(size)]
+                for element in range(size):
                     cells["k", (layer, position, head, element)] = row[form.place(element)]
-    number, code = TYPES[form.value_type]
+    number, code, size = counted(form.value_type, form.value_size)
     for layer in range(form.layers):
         must("type of values", "i", number)
         if form.transposed:
@@ -135,10 +149,10 @@ def read(form: Form, state: bytes) -> Cells:
                     for position in positions:
                         cells["v", (layer, position, head, element)] = take(code)
         else:
-            must("bytes of a cell's values", "Q", form.heads * form.value_size * struct.calcsize(code))
+            must("bytes of a cell's values", "Q", form.heads * size * struct.calcsize(code))
             for position in positions:
                 for head in range(form.heads):
-                    for element in range(form.value_size):
+                    for element in range(size):
                         cells["v", (layer, position, head, element)] = take(code)
     for _ in range(form.streams - 1 - form.stream):
         must("cells of another stream", "I", 0)
@@ -148,14 +162,12 @@ def read(form: Form, state: bytes) -> Cells:
 
 def expected(form: Form, positions: Sequence[int], value: Callable[[Side, Place], int] = raw) -> Cells:
     """What read() must find in a state of these positions."""
-    return {
-        (side, (layer, position, head, element)): value(side, (layer, position, head, element))
-        for side, size in (("k", form.key_size), ("v", form.value_size))
-        for layer in range(form.layers)
-        for position in positions
-        for head in range(form.heads)
-        for element in range(size)
-    }
+    found = {}
+    for side, kind, elements in (("k", form.key_type, form.key_size), ("v", form.value_type, form.value_size)):
+        _, code, size = counted(kind, elements)
+        for place in itertools.product(range(form.layers), positions, range(form.heads), range(size)):
+            found[side, place] = value(side, place) & (2 ** (8 * struct.calcsize(code)) - 1)
+    return found
 
 
 def number(kind: str, bits: int) -> float:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 VOCABULARY = 512
-LAYERS, HEADS, KV_HEADS, SIZE, HIDDEN, INNER = 4, 8, 4, 32, 256, 256
+LAYERS, HEADS, KV_HEADS, HIDDEN, INNER = 4, 8, 4, 256, 256
 
 Weights = dict[str, NDArray[np.float32]]
 
@@ -25,16 +25,19 @@ class Tiny:
     Attributes:
         norms: queries and keys are normalized, head by head
         bias: queries, keys and values have a bias
+        size: elements of a head
     """
 
     class_name: str
     norms: bool = False
     bias: bool = False
+    size: int = 32
 
 
-#: By their architecture in a GGUF file, which is also the model_type of the configuration.
+#: By their architecture in a GGUF file, which is also the model_type of the configuration, and their purpose.
 MODELS = {
     "llama": Tiny("LlamaForCausalLM"),
+    "llama.rotated": Tiny("LlamaForCausalLM", size=64),  # if it is quantized
     "qwen2": Tiny("Qwen2ForCausalLM", bias=True),
     "qwen3": Tiny("Qwen3ForCausalLM", norms=True),
 }
@@ -119,14 +122,14 @@ def _add_words(writer: gguf.GGUFWriter, count: int) -> None:
 def _configuration(name: str) -> dict[str, object]:
     return {
         "architectures": [MODELS[name].class_name],
-        "model_type": name,
+        "model_type": name.partition(".")[0],
         "vocab_size": VOCABULARY,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
-        "head_dim": SIZE,
+        "head_dim": MODELS[name].size,
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
@@ -135,7 +138,7 @@ def _configuration(name: str) -> dict[str, object]:
 
 def _weights(model: Tiny) -> Weights:
     """By their names in a checkpoint. They are large, so that a wrong cache changes tokens."""
-    random = np.random.default_rng(7)
+    random, size = np.random.default_rng(7), model.size
 
     def matrix(rows: int, columns: int) -> NDArray[np.float32]:
         return np.asarray(random.standard_normal((rows, columns)) * 2 / np.sqrt(columns), np.float32)
@@ -152,18 +155,18 @@ def _weights(model: Tiny) -> Weights:
         tensors = {
             "input_layernorm.weight": near_one(HIDDEN),
             "post_attention_layernorm.weight": near_one(HIDDEN),
-            "self_attn.q_proj.weight": matrix(HEADS * SIZE, HIDDEN),
-            "self_attn.k_proj.weight": matrix(KV_HEADS * SIZE, HIDDEN),
-            "self_attn.v_proj.weight": matrix(KV_HEADS * SIZE, HIDDEN),
-            "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * SIZE),
+            "self_attn.q_proj.weight": matrix(HEADS * size, HIDDEN),
+            "self_attn.k_proj.weight": matrix(KV_HEADS * size, HIDDEN),
+            "self_attn.v_proj.weight": matrix(KV_HEADS * size, HIDDEN),
+            "self_attn.o_proj.weight": matrix(HIDDEN, HEADS * size),
             "mlp.gate_proj.weight": matrix(INNER, HIDDEN),
             "mlp.up_proj.weight": matrix(INNER, HIDDEN),
             "mlp.down_proj.weight": matrix(HIDDEN, INNER),
         }
         if model.norms:
-            tensors |= {"self_attn.q_norm.weight": near_one(SIZE), "self_attn.k_norm.weight": near_one(SIZE)}
+            tensors |= {"self_attn.q_norm.weight": near_one(size), "self_attn.k_norm.weight": near_one(size)}
         if model.bias:
             for side, heads in (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS)):
-                tensors[f"self_attn.{side}_proj.bias"] = near_one(heads * SIZE) - 1
+                tensors[f"self_attn.{side}_proj.bias"] = near_one(heads * size) - 1
         found |= {f"model.layers.{layer}.{name}": tensor for name, tensor in tensors.items()}
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 import xllamacpp
 
-F32, F16, BF16, Q8_0 = 0, 1, 30, 8
+F32, F16, BF16, Q4_0, Q8_0 = 0, 1, 30, 2, 8
 SEED = 0
 
 

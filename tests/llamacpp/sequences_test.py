@@ -30,7 +30,7 @@ from kvferry.errors import (
     PeerLostError,
     UnsupportedError,
 )
-from kvferry.llamacpp import Arrival, SequenceAgent, SequenceCache
+from kvferry.llamacpp import Arrival, CacheType, SequenceAgent, SequenceCache
 
 ROOM = 256  # tokens
 PLAIN = Form()
@@ -112,6 +112,30 @@ def test_types_are_converted(types: tuple[str, str]) -> None:
         found = cells.read(here, loader.load(lender.lend(state)).wait(20).tobytes())
     for (side, place), bits in found.items():
         assert cells.number(types[1], bits) == cells.number(types[0], value(side, place))
+
+
+@pytest.mark.parametrize("types", (("q8_0", "q8_0"), ("q4_0", "f16"), ("f16", "q5_1")))
+def test_quantized_cells_are_moved_as_they_are(types: tuple[str, str]) -> None:
+    there = Form(key_size=64, value_size=32, key_type=types[0], value_type=types[1], interleaved=True)
+    here = replace(there, streams=2, interleaved=True)
+    state, whole = state_and_cells(there, 90)
+    with agent_of(there) as lender, agent_of(here) as loader:
+        assert cells.read(here, loader.load(lender.lend(state)).wait(20).tobytes()) == whole
+
+
+def test_cells_that_are_quantized_otherwise_are_refused() -> None:
+    form = Form(key_size=64, value_size=64, key_type="q4_0", value_type="q4_0", rotations=(64, 64))
+    state, _ = state_and_cells(form, 5)
+    with agent_of(form) as lender:
+        params = lender.lend(state)
+        other = cache_of(form)
+        for cache in (
+            replace(other, rotations=(0, 64)),
+            replace(other, key_type=CacheType.IQ4_NL),  # of the same size
+            replace(other, rotations=None),
+        ):
+            with SequenceAgent(cache, ROOM) as loader, pytest.raises(KvferryError, match="quantized"):
+                loader.load(params, deadline=5).wait(20)
 
 
 def test_the_first_tokens_are_enough() -> None:
@@ -205,7 +229,9 @@ def test_a_load_that_fails_says_why_and_frees_its_pages() -> None:
         arrival = loader.load(params, deadline=0.5)
         with pytest.raises(DeadlineError, match="50 tokens have not arrived within 0 s"):
             arrival.wait(0)
-        with pytest.raises(DeadlineError, match="no lease on the request was granted"):
+        with pytest.raises(
+            DeadlineError, match=r"no lease on the request was granted|did not hold this request in time"
+        ):
             arrival.wait(20)
         with pytest.raises(NotFoundError):
             arrival.wait(20)
@@ -261,7 +287,13 @@ def test_other_weights_and_models_are_refused() -> None:
                 loader.load({**params, "kvferry_weights": "b"}, deadline=5).wait(20)
     with agent_of(PLAIN) as lender:
         params = lender.lend(state)
-        for other in (replace(PLAIN, layers=3), replace(PLAIN, heads=4), replace(PLAIN, value_size=8)):
+        quantized = replace(PLAIN, key_type="q8_0", value_type="q8_0", key_size=32, value_size=32)
+        for other in (
+            quantized,
+            replace(PLAIN, layers=3),
+            replace(PLAIN, heads=4),
+            replace(PLAIN, value_size=8),
+        ):
             with agent_of(other) as loader, pytest.raises(MismatchError):
                 loader.load(params, deadline=5).wait(20)
 

@@ -12,18 +12,31 @@ import pytest
 from cells import Form
 
 from kvferry.errors import InvalidError, KvferryError, UnsupportedError
-from kvferry.llamacpp import SequenceCache
-from kvferry.model import Dtype
+from kvferry.llamacpp import CacheType, SequenceCache
 
-FORMS = [
-    Form(interleaved=interleaved, transposed=transposed, streams=streams, stream=stream, rotations=rotations)
-    for interleaved, transposed, (streams, stream), rotations in itertools.product(
-        (False, True), (False, True), ((1, 0), (4, 0), (4, 2), (4, 3)), (False, True)
-    )
-] + [
-    Form(key_type=key, value_type=value, transposed=transposed)
-    for key, value, transposed in itertools.product(cells.TYPES, cells.TYPES, (False, True))
-]
+FORMS = (
+    [
+        Form(
+            interleaved=interleaved, transposed=transposed, streams=streams, stream=stream, rotations=rotations
+        )
+        for interleaved, transposed, (streams, stream), rotations in itertools.product(
+            (False, True), (False, True), ((1, 0), (4, 0), (4, 2), (4, 3)), (None, (0, 0))
+        )
+    ]
+    + [
+        Form(key_type=key, value_type=value, transposed=transposed)
+        for key, value, transposed in itertools.product(cells.TYPES, cells.TYPES, (False, True))
+    ]
+    + [
+        Form(key_size=64, value_size=32, key_type=key, value_type=value, interleaved=True, rotations=rotations)
+        for key, value, rotations in (
+            ("q8_0", "q8_0", (64, 0)),
+            ("q4_0", "q5_1", (64, 32)),
+            ("q5_1", "f16", (0, 0)),
+            ("f16", "q4_0", None),
+        )
+    ]
+)
 
 
 def cache_of(form: Form) -> SequenceCache:
@@ -33,9 +46,9 @@ def cache_of(form: Form) -> SequenceCache:
         form.heads,
         form.key_size,
         form.value_size,
-        Dtype.by_name(form.key_type),
-        Dtype.by_name(form.value_type),
-        form.interleaved,
+        CacheType[form.key_type.upper()],
+        CacheType[form.value_type.upper()],
+        form.interleaved and form.key_type not in cells.QUANTIZED,
         form.transposed,
         form.streams,
         form.rotations,
@@ -50,16 +63,16 @@ def test_a_state_is_read_and_written(form: Form, count: int) -> None:
     assert cache == cache_of(form)
 
     keys, values = cache.read(state)
-    for side, found, size in (("k", keys, form.key_size), ("v", values, form.value_size)):
-        assert found.shape == (form.layers, count, form.heads, size)
-        for place in np.ndindex(found.shape):
-            where = (*place[:3], form.place(place[3])) if side == "k" else place
-            assert found[where] == cells.raw(side, place)
+    whole = cells.expected(form, range(count))
+    assert keys.size + values.size == len(whole)
+    for (side, place), bits in whole.items():
+        where = (*place[:3], form.place(place[3])) if side == "k" else place
+        assert (keys if side == "k" else values)[where] == bits
 
     made, made_keys, made_values = cache.make(count)
     made_keys[...], made_values[...] = keys, values
     first = cells.first_stream(form)
-    assert cells.read(first, made.tobytes()) == cells.expected(form, range(count))
+    assert cells.read(first, made.tobytes()) == whole
 
 
 def test_cells_may_lie_in_any_order() -> None:
@@ -132,13 +145,15 @@ def test_other_caches_are_refused_by_name() -> None:
     keys = 16 + 2 * 12 + 16  # where the first layer's keys begin
 
     quantized = bytearray(state)
-    quantized[keys : keys + 4] = struct.pack("<i", 8)
-    with pytest.raises(UnsupportedError, match=r"keys are of ggml's type 8; allowed: 0 \(f32\), 1 \(f16\), 30"):
+    quantized[keys : keys + 4] = struct.pack("<i", 12)
+    with pytest.raises(
+        UnsupportedError, match=r"keys are of ggml's type 12; allowed: 0 \(f32\), 1 \(f16\), 30"
+    ):
         SequenceCache.of_state(quantized, form.heads, False)
 
     rotated = bytearray(state)
     rotated[keys - 8 : keys - 4] = struct.pack("<I", 64)
-    with pytest.raises(UnsupportedError, match="the rotation of keys and values is 64; allowed: 0"):
+    with pytest.raises(UnsupportedError, match="elements of the type F16 are rotated by 64; allowed: 0"):
         SequenceCache.of_state(rotated, form.heads, False)
 
     with_window = state + cells.write(form, range(2))[8:]  # the cache of other layers follows

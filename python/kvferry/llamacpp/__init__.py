@@ -7,10 +7,11 @@ library of a context, or asks a server, if the caller names one.
 from kvferry.llamacpp.context import Context, RopeType, interleaves
 from kvferry.llamacpp.sequences import Arrival, SequenceAgent
 from kvferry.llamacpp.slots import Slot, SlotServer, read_slot, write_slot
-from kvferry.llamacpp.state import SequenceCache
+from kvferry.llamacpp.state import CacheType, SequenceCache
 
 __all__ = [
     "Arrival",
+    "CacheType",
     "Context",
     "RopeType",
     "SequenceAgent",

@@ -32,11 +32,11 @@ class Pages:
         sizes = [(cache.key_type, cache.key_size)] * cache.layers
         sizes += [(cache.value_type, cache.value_size)] * cache.layers
         self._sides = [
-            region.view(f"<u{kind.bits // 8}").reshape(-1, cache.kv_heads, size)
+            region.view(f"<u{kind.unit.bits // 8}").reshape(-1, cache.kv_heads, kind.units(size))
             for region, (kind, size) in zip(regions, sizes, strict=True)
         ]
         half = cache.key_size // 2
-        # Elements of a key in a page, and in a state.
+        # Units of a key in a page, and in a state.
         self._of_keys = (
             [(slice(half), slice(0, None, 2)), (slice(half, None), slice(1, None, 2))]
             if cache.interleaved
@@ -66,7 +66,7 @@ class Pages:
             self._free += pages
 
     def write(self, pages: Sequence[int], keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Copies the cells of a sequence, [layer][token][head][element], into pages."""
+        """Copies the cells of a sequence, [layer][token][head][unit], into pages."""
         slots = self._slots(pages, keys.shape[1])
         for side, rows, of_page, of_row in self._pieces(keys, values):
             side[slots, :, of_page] = rows[..., of_row]

@@ -99,7 +99,7 @@ class SequenceAgent:
             groups=[GroupSpec(count, tokens_per_page, "PL|BNH")],
             name=name or f"llamacpp-{uuid.uuid4().hex}",
         )
-        facts = {"weights": weights} if weights else None
+        facts = {**cache.facts, **({"weights": weights} if weights else {})}
         self.agent = Agent(engine, convert=CONVERTED, facts=facts, **options)
         try:
             regions = self.agent.allocate_regions()

@@ -17,6 +17,7 @@ them, and the others are empty. Source: llama.cpp's src/llama-kv-cache.cpp, stat
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,13 +30,51 @@ from kvferry.model import Dtype, Group, Model, Part
 from kvferry.transfer_params import own_group_name
 
 MAGIC = 0xAF143CD8
-#: Types of a cache's elements, by ggml's numbers.
-TYPES = {0: Dtype.F32, 1: Dtype.F16, 30: Dtype.BF16}
-NUMBERS = {kind: number for number, kind in TYPES.items()}
 CELL_BYTES = 12
 SIDE_BYTES = 12  # what stands before the keys or the values of each layer
 
 State = bytes | bytearray | memoryview | NDArray[np.uint8]
+
+
+class CacheType(enum.Enum):
+    """A type of a cache's elements: ggml's number, and elements and bytes of its blocks.
+
+    Of types with blocks of several elements kvferry moves the bytes as they are.
+    """
+
+    F32 = 0, 1, 4
+    F16 = 1, 1, 2
+    BF16 = 30, 1, 2
+    Q4_0 = 2, 32, 18
+    Q4_1 = 3, 32, 20
+    Q5_0 = 6, 32, 22
+    Q5_1 = 7, 32, 24
+    Q8_0 = 8, 32, 34
+    IQ4_NL = 20, 32, 18
+
+    def __init__(self, number: int, block: int, block_bytes: int) -> None:
+        self.number, self.block, self.block_bytes = number, block, block_bytes
+
+    @property
+    def quantized(self) -> bool:
+        """Whether a block has several elements."""
+        return self.block > 1
+
+    @property
+    def unit(self) -> Dtype:
+        """What kvferry counts in: elements, or bytes of a quantized type."""
+        return Dtype.U8 if self.quantized else Dtype.by_name(self.name.lower())
+
+    def units(self, elements: int) -> int:
+        """How many units so many elements have, in whole blocks."""
+        return elements // self.block * self.block_bytes if self.quantized else elements
+
+    def elements(self, size: int) -> int:
+        """How many elements so many bytes have, in whole blocks."""
+        return size // self.block_bytes * self.block
+
+
+_TYPES = {kind.number: kind for kind in CacheType}
 
 
 @dataclass(frozen=True)
@@ -45,31 +84,32 @@ class SequenceCache:
     Attributes:
         kv_heads: of each layer
         key_size, value_size: elements of a head
-        key_type, value_type: f32, f16 or bf16
         interleaved: the two halves that a key has in the checkpoint are interleaved: element i of the first is
-            at 2 i, that of the second at 2 i + 1. See interleaves()
+            at 2 i, that of the second at 2 i + 1. See interleaves(). Of quantized keys it does not count: they
+            go to another llama.cpp only
         transposed: values lie channel by channel: the context does not use flash attention
         streams: 1, or one for each sequence of the context
-        rotations: states say by what keys and values are rotated (version 4), which must be nothing
+        rotations: sizes of the matrices by which keys and values are rotated before they are quantized; 0: not
+            at all. None: states do not say it (version 3)
     """
 
     layers: int
     kv_heads: int
     key_size: int
     value_size: int
-    key_type: Dtype = Dtype.F16
-    value_type: Dtype = Dtype.F16
+    key_type: CacheType = CacheType.F16
+    value_type: CacheType = CacheType.F16
     interleaved: bool = False
     transposed: bool = False
     streams: int = 1
-    rotations: bool = True
+    rotations: tuple[int, int] | None = (0, 0)
 
     @classmethod
     def of_state(cls, state: State, kv_heads: int, interleaved: bool) -> SequenceCache:
         """The cache of which this is a state, of one token or more.
 
         Raises InvalidError (this is no state, or one without cells), UnsupportedError (a cache of another kind:
-        quantized, with a sliding window, of latents, with states ...).
+        with a sliding window, of latents, with states ...).
         """
         return _read_cache(_Frame.of(_bytes_of(state)), kv_heads, interleaved)
 
@@ -77,10 +117,17 @@ class SequenceCache:
     def model(self) -> Model:
         """What kvferry moves of it, as other engines with the same model describe it."""
         parts = (
-            Part("k", self.key_type, self.kv_heads, self.key_size),
-            Part("v", self.value_type, self.kv_heads, self.value_size),
+            Part("k", self.key_type.unit, self.kv_heads, self.key_type.units(self.key_size)),
+            Part("v", self.value_type.unit, self.kv_heads, self.value_type.units(self.value_size)),
         )
         return Model([Group(own_group_name(0, 0), tuple(range(self.layers)), parts)], self.layers)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What must be equal on both sides beyond the model: how cells are quantized, if they are."""
+        sides = zip("kv", (self.key_type, self.value_type), self.rotations or (0, 0), strict=True)
+        said = [f"{side} {kind.name} rotated by {size}" for side, kind, size in sides if kind.quantized]
+        return {"quantized": ", ".join(said)} if said else {}
 
     def make(self, tokens: int) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[Any]]:
         """A state of this many tokens to be filled: its bytes, and the keys and the values in them."""
@@ -93,7 +140,9 @@ class SequenceCache:
         return frame.state, *_rows(self, frame)
 
     def read(self, state: State) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values of a state, [layer][token][head][element]; not copied if tokens lie in their order.
+        """Keys and values of a state, [layer][token][head][unit]; not copied if tokens lie in their order.
+
+        A unit is an element, or a byte of a quantized type.
 
         Raises InvalidError (this is no state, or one without cells, or its tokens are not those from 0 on),
         UnsupportedError (it is of another cache).
@@ -167,14 +216,16 @@ class _Frame:
 
 def _side_bytes(cache: SequenceCache, cells: int) -> tuple[int, int]:
     """Bytes of the keys and of the values of a layer."""
-    keys = cells * cache.kv_heads * cache.key_size * cache.key_type.bits // 8
-    values = cells * cache.kv_heads * cache.value_size * cache.value_type.bits // 8
+    keys, values = (
+        cells * cache.kv_heads * kind.units(size) * kind.unit.bits // 8
+        for kind, size in ((cache.key_type, cache.key_size), (cache.value_type, cache.value_size))
+    )
     return SIDE_BYTES + keys, SIDE_BYTES + values
 
 
 def _places(cache: SequenceCache, frame: _Frame) -> tuple[int, int, int]:
     """Where the keys of the first layer are, the values of the first layer, and what follows them."""
-    keys = frame.begin + (16 if cache.rotations else 8)
+    keys = frame.begin + (8 if cache.rotations is None else 16)
     of_keys, of_values = _side_bytes(cache, frame.count)
     values = keys + cache.layers * of_keys
     return keys, values, values + cache.layers * of_values
@@ -203,13 +254,14 @@ def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[
     yield "the number of cells", one(12 + 4 * frame.stream), frame.count
     yield "whether values are transposed", one(frame.begin), cache.transposed
     yield "the number of layers", one(frame.begin + 4), cache.layers
-    if cache.rotations:
-        yield "the rotation of keys and values", frame.array(frame.begin + 8, "u4", (2,), (4,)), 0
-    yield "the type of keys", each(keys, "i4", of_keys), NUMBERS[cache.key_type]
+    if cache.rotations is not None:
+        yield "the rotation of keys", one(frame.begin + 8), cache.rotations[0]
+        yield "the rotation of values", one(frame.begin + 12), cache.rotations[1]
+    yield "the type of keys", each(keys, "i4", of_keys), cache.key_type.number
     yield "the bytes of a cell's keys", each(keys + 4, "u8", of_keys), _side_bytes(cache, 1)[0] - SIDE_BYTES
-    yield "the type of values", each(values, "i4", of_values), NUMBERS[cache.value_type]
+    yield "the type of values", each(values, "i4", of_values), cache.value_type.number
     if cache.transposed:
-        yield "the bytes of a value's element", each(values + 4, "u4", of_values), cache.value_type.bits // 8
+        yield "the bytes of a value's element", each(values + 4, "u4", of_values), cache.value_type.block_bytes
         yield (
             "the elements of a cell's values",
             each(values + 8, "u4", of_values),
@@ -221,13 +273,13 @@ def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[
 
 
 def _rows(cache: SequenceCache, frame: _Frame) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Keys and values of a state: [layer][cell][head][element], not copied."""
+    """Keys and values of a state: [layer][cell][head][unit], not copied."""
     keys, values, _ = _places(cache, frame)
     of_keys, of_values = _side_bytes(cache, frame.count)
     count, heads = frame.count, cache.kv_heads
 
-    def rows(at: int, of_layer: int, kind: Dtype, size: int, transposed: bool) -> NDArray[Any]:
-        item = kind.bits // 8
+    def rows(at: int, of_layer: int, kind: CacheType, size: int, transposed: bool) -> NDArray[Any]:
+        item, size = kind.unit.bits // 8, kind.units(size)
         within = (
             (item, size * count * item, count * item)
             if transposed
@@ -266,9 +318,9 @@ def _read_cache(frame: _Frame, kv_heads: int, interleaved: bool) -> SequenceCach
             "transposed; allowed: layers, and 0 or 1, directly behind cells of 12 bytes"
         )
     reasons = []
-    for rotations in (True, False):
+    for version in (4, 3):
         try:
-            cache = _read_sides(frame, kv_heads, interleaved, bool(transposed), layers, rotations)
+            cache = _read_sides(frame, kv_heads, interleaved, bool(transposed), layers, version)
             _check(cache, frame)
             return cache
         except (UnsupportedError, InvalidError) as error:
@@ -280,19 +332,28 @@ def _read_cache(frame: _Frame, kv_heads: int, interleaved: bool) -> SequenceCach
 
 
 def _read_sides(
-    frame: _Frame, kv_heads: int, interleaved: bool, transposed: bool, layers: int, rotations: bool
+    frame: _Frame, kv_heads: int, interleaved: bool, transposed: bool, layers: int, version: int
 ) -> SequenceCache:
     """The cache, as the first layer's keys and values say."""
-    at = frame.begin + (16 if rotations else 8)
+    at = frame.begin + 8
+    rotations = None
+    if version > 3:
+        keys, values = frame.numbers(at, "u4", 2)
+        rotations = keys, values
+        at += 8
     key_type, key_size = _side(frame, "keys", at, kv_heads)
-    at += layers * (SIDE_BYTES + frame.count * kv_heads * key_size * key_type.bits // 8)
+    at += layers * (SIDE_BYTES + frame.count * frame.numbers(at + 4, "u8", 1)[0])
     if transposed:
         kind, _, elements = frame.numbers(at, "u4", 3)
         value_type = _type("values", kind)
-        value_size = _share("elements of a cell's values", elements, kv_heads)
+        value_size = _share("elements of a cell's values", elements, kv_heads, kv_heads)
+        if value_type.quantized:
+            raise UnsupportedError(f"values are of the type {value_type.name.lower()}, channel by channel")
     else:
         value_type, value_size = _side(frame, "values", at, kv_heads)
-    streams = frame.numbers(8, "u4", 1)[0]
+    for of_side, rotated in zip((key_type, value_type), rotations or (0, 0), strict=True):
+        if rotated and not of_side.quantized:
+            raise UnsupportedError(f"elements of the type {of_side.name} are rotated by {rotated}; allowed: 0")
     return SequenceCache(
         layers,
         kv_heads,
@@ -300,32 +361,32 @@ def _read_sides(
         value_size,
         key_type,
         value_type,
-        interleaved,
+        interleaved and not key_type.quantized,
         transposed,
-        streams,
+        frame.numbers(8, "u4", 1)[0],
         rotations,
     )
 
 
-def _side(frame: _Frame, what: str, at: int, kv_heads: int) -> tuple[Dtype, int]:
-    """The type of a layer's keys or values, and how many elements a head has."""
+def _side(frame: _Frame, what: str, at: int, kv_heads: int) -> tuple[CacheType, int]:
+    """The type of a layer's keys or values, and how many elements a head has, which are whole blocks."""
     kind = _type(what, frame.numbers(at, "i4", 1)[0])
     size = frame.numbers(at + 4, "u8", 1)[0]
-    return kind, _share(f"bytes of a cell's {what}", size, kv_heads * kind.bits // 8)
+    return kind, kind.elements(_share(f"bytes of a cell's {what}", size, kv_heads * kind.block_bytes, kv_heads))
 
 
-def _share(what: str, whole: int, count: int) -> int:
-    each, rest = divmod(whole, count)
-    if rest or not each:
-        raise UnsupportedError(f"there are {whole} {what}; allowed: a multiple of {count}")
-    return each
+def _share(what: str, whole: int, step: int, count: int) -> int:
+    """What each of `count` has of a number, which is a multiple of a step."""
+    if whole % step or not whole:
+        raise UnsupportedError(f"there are {whole} {what}; allowed: a multiple of {step}")
+    return whole // count
 
 
-def _type(what: str, number: int) -> Dtype:
-    if number not in TYPES:
-        allowed = ", ".join(f"{number} ({kind.name.lower()})" for number, kind in TYPES.items())
+def _type(what: str, number: int) -> CacheType:
+    if number not in _TYPES:
+        allowed = ", ".join(f"{kind.number} ({kind.name.lower()})" for kind in CacheType)
         raise UnsupportedError(f"{what} are of ggml's type {number}; allowed: {allowed}")
-    return TYPES[number]
+    return _TYPES[number]
 
 
 def _bytes_of(state: State) -> NDArray[np.uint8]:
