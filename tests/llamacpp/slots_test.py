@@ -24,7 +24,7 @@ STATE = cells.write(cells.Form(), range(4))
 
 
 def test_a_file_is_read_and_written(tmp_path: pathlib.Path) -> None:
-    for version in (3, 4):
+    for version in (2, 3, 4):
         write_slot(tmp_path / "slot", [5, 6, 7, 8], STATE, version)
         found = read_slot(tmp_path / "slot")
         assert (found.tokens.tolist(), found.version) == ([5, 6, 7, 8], version)
@@ -61,12 +61,12 @@ def test_packed_tokens(tmp_path: pathlib.Path) -> None:
 )
 def test_what_is_no_file_of_a_slot_is_named(tmp_path: pathlib.Path, content: bytes) -> None:
     (tmp_path / "slot").write_bytes(content)
-    with pytest.raises(InvalidError, match=r"begins with \[.*\]; allowed: 1734833009, a version of 3 or 4"):
+    with pytest.raises(InvalidError, match=r"begins with \[.*\]; allowed: 1734833009, a version of 2 to 4"):
         read_slot(tmp_path / "slot")
 
 
 def test_other_versions_are_not_written(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(InvalidError, match="version is 5; allowed: 3 or 4"):
+    with pytest.raises(InvalidError, match="version is 5; allowed: 2 to 4"):
         write_slot(tmp_path / "slot", [1], STATE, 5)
     with pytest.raises(FileNotFoundError):
         write_slot(tmp_path / "nowhere" / "slot", [1], STATE)

@@ -26,7 +26,7 @@ from kvferry.llamacpp.state import State
 
 MAGIC = 0x67677371  # "ggsq"
 #: Versions of files whose states are understood.
-VERSIONS = (3, 4)
+VERSIONS = (2, 3, 4)
 #: Newer servers pack the tokens: this number, a version, how many tokens, the tokens, and how many media.
 PACKET = -1
 PACKET_VERSION = 1
@@ -61,7 +61,7 @@ def read_slot(path: str | os.PathLike[str]) -> Slot:
     ):
         raise InvalidError(
             f"{os.fspath(path)} begins with {numbers[:3].tolist()}; allowed: {MAGIC}, a version of "
-            f"{' or '.join(map(str, VERSIONS))}, and a number of tokens that follow"
+            f"{VERSIONS[0]} to {VERSIONS[-1]}, and a number of tokens that follow"
         )
     count = int(numbers[2])
     state = np.concatenate([BEGIN, content[12 + 4 * count :]])
@@ -80,7 +80,7 @@ def write_slot(
     Raises InvalidError (a version, or this is no state), OSError.
     """
     if version not in VERSIONS:
-        raise InvalidError(f"version is {version}; allowed: {' or '.join(map(str, VERSIONS))}")
+        raise InvalidError(f"version is {version}; allowed: {VERSIONS[0]} to {VERSIONS[-1]}")
     content = np.frombuffer(state, np.uint8)
     if content[:4].tobytes() != BEGIN[:4].tobytes():
         raise InvalidError(f"a state begins with {content[:4].tobytes()!r}; allowed: {BEGIN[:4].tobytes()!r}")

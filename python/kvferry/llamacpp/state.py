@@ -12,7 +12,8 @@ layers, heads and cells it is a struct with fixed places:
      or, transposed: type, bytes of an element, elements of a cell; values [head][element][cell]
 
 A context that does not share its cells among sequences has a stream for each sequence; the cells are in one of
-them, and the others are empty. Source: llama.cpp's src/llama-kv-cache.cpp, states of version 3 and 4.
+them, and the others are empty. Source: llama.cpp's src/llama-kv-cache.cpp, states of the versions 2 to 4, of which
+only the last has rotations.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class SequenceCache:
         transposed: values lie channel by channel: the context does not use flash attention
         streams: 1, or one for each sequence of the context
         rotations: sizes of the matrices by which keys and values are rotated before they are quantized; 0: not
-            at all. None: states do not say it (version 3)
+            at all. None: states do not say it, those of older llama.cpp
     """
 
     layers: int
@@ -318,26 +319,26 @@ def _read_cache(frame: _Frame, kv_heads: int, interleaved: bool) -> SequenceCach
             "transposed; allowed: layers, and 0 or 1, directly behind cells of 12 bytes"
         )
     reasons = []
-    for version in (4, 3):
+    for rotated in (True, False):
         try:
-            cache = _read_sides(frame, kv_heads, interleaved, bool(transposed), layers, version)
+            cache = _read_sides(frame, kv_heads, interleaved, bool(transposed), layers, rotated)
             _check(cache, frame)
             return cache
         except (UnsupportedError, InvalidError) as error:
             reasons.append(str(error))
     raise UnsupportedError(
         f"this is not a state of {layers} equal layers with keys and values of {kv_heads} heads: {reasons[0]}; "
-        f"read as one of version 3: {reasons[1]}"
+        f"read as an older one: {reasons[1]}"
     )
 
 
 def _read_sides(
-    frame: _Frame, kv_heads: int, interleaved: bool, transposed: bool, layers: int, version: int
+    frame: _Frame, kv_heads: int, interleaved: bool, transposed: bool, layers: int, rotated: bool
 ) -> SequenceCache:
     """The cache, as the first layer's keys and values say."""
     at = frame.begin + 8
     rotations = None
-    if version > 3:
+    if rotated:
         keys, values = frame.numbers(at, "u4", 2)
         rotations = keys, values
         at += 8
@@ -351,9 +352,9 @@ def _read_sides(
             raise UnsupportedError(f"values are of the type {value_type.name.lower()}, channel by channel")
     else:
         value_type, value_size = _side(frame, "values", at, kv_heads)
-    for of_side, rotated in zip((key_type, value_type), rotations or (0, 0), strict=True):
-        if rotated and not of_side.quantized:
-            raise UnsupportedError(f"elements of the type {of_side.name} are rotated by {rotated}; allowed: 0")
+    for of_side, size in zip((key_type, value_type), rotations or (0, 0), strict=True):
+        if size and not of_side.quantized:
+            raise UnsupportedError(f"elements of the type {of_side.name} are rotated by {size}; allowed: 0")
     return SequenceCache(
         layers,
         kv_heads,
