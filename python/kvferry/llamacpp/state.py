@@ -12,8 +12,8 @@ layers, heads and cells it is a struct with fixed places:
      or, transposed: type, bytes of an element, elements of a cell; values [head][element][cell]
 
 A context that does not share its cells among sequences has a stream for each sequence; the cells are in one of
-them, and the others are empty. Source: llama.cpp's src/llama-kv-cache.cpp, states of the versions 2 to 4, of which
-only the last has rotations.
+them, and the others are empty. Source: llama.cpp's src/llama-kv-cache.cpp, states of the versions 2 to 4; only
+those of version 4 have rotations.
 """
 
 from __future__ import annotations
