@@ -178,5 +178,7 @@ def test_other_caches_are_refused_by_name() -> None:
 
     with pytest.raises(UnsupportedError, match="48 bytes of a cell's keys; allowed: a multiple of 10"):
         SequenceCache.of_state(state, 5, False)
+    with pytest.raises(UnsupportedError, match="cells are in stream 2; allowed: less than 2"):
+        cache_of(replace(form, streams=2)).read(cells.write(replace(form, streams=3, stream=2), range(2)))
     with pytest.raises(UnsupportedError, match="the type of keys is 1; allowed: 0"):
         cache_of(replace(form, key_type="f32", key_size=4)).read(state)

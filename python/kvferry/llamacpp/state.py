@@ -297,6 +297,8 @@ def _rows(cache: SequenceCache, frame: _Frame) -> tuple[NDArray[Any], NDArray[An
 
 def _check(cache: SequenceCache, frame: _Frame) -> None:
     """Raises UnsupportedError: the state is of another cache."""
+    if frame.stream >= cache.streams:
+        raise UnsupportedError(f"cells are in stream {frame.stream}; allowed: less than {cache.streams}")
     if len(frame.state) != _length(cache, frame):
         raise UnsupportedError(
             f"a state of {frame.count} cells has {len(frame.state)} bytes; allowed: {_length(cache, frame)}"
