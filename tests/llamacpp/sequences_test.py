@@ -27,6 +27,7 @@ from kvferry.errors import (
     LimitError,
     MismatchError,
     NotFoundError,
+    OutOfRangeError,
     PeerLostError,
     UnsupportedError,
 )
@@ -390,8 +391,11 @@ def test_states_of_another_cache_are_refused() -> None:
         assert free_tokens(lender) == ROOM
 
 
-def test_interleaved_keys_have_an_even_size() -> None:
+def test_what_an_agent_cannot_be_made_of() -> None:
     cache = cache_of(Form(key_size=7))
+    for tokens, per_page in ((0, 64), (-5, 64), (ROOM, 0)):
+        with pytest.raises(OutOfRangeError, match=r"is (0|-5); allowed: 1 and more"):
+            SequenceAgent(cache, tokens, tokens_per_page=per_page)
     SequenceAgent(cache, ROOM).close()
     with pytest.raises(UnsupportedError, match="interleaved keys have 7 elements; allowed: an even number"):
         SequenceAgent(replace(cache, interleaved=True), ROOM)

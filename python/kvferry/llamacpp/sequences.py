@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvferry._values import whole_number
 from kvferry.agent import Agent
 from kvferry.contact import Contact
-from kvferry.errors import ClosedError, DeadlineError, InvalidError, NotFoundError, UnsupportedError
+from kvferry.errors import (
+    ClosedError,
+    DeadlineError,
+    InvalidError,
+    NotFoundError,
+    OutOfRangeError,
+    UnsupportedError,
+)
 from kvferry.events import Event, EventKind
 from kvferry.llamacpp.pages import Pages
 from kvferry.llamacpp.state import SequenceCache, State
@@ -73,7 +81,8 @@ class SequenceAgent:
         weights: a name of the weights; "": they are not compared. Engines with other names are refused
         options: further ones of an Agent, such as listen, keys, allowed_keys, insecure, transport, verify, log
 
-    Raises UnsupportedError (keys of an odd size that are interleaved), and what Agent raises.
+    Raises UnsupportedError (keys of an odd size that are interleaved), OutOfRangeError (a number below 1), and
+    what Agent raises.
     """
 
     def __init__(
@@ -88,6 +97,9 @@ class SequenceAgent:
     ) -> None:
         if cache.interleaved and cache.key_size % 2:
             raise UnsupportedError(f"interleaved keys have {cache.key_size} elements; allowed: an even number")
+        for what, number in (("tokens", tokens), ("tokens_per_page", tokens_per_page)):
+            if whole_number(number, what) < 1:
+                raise OutOfRangeError(f"{what} is {number}; allowed: 1 and more")
         count = -(-tokens // tokens_per_page)
         self.cache = cache
         self._weights = weights

@@ -106,8 +106,8 @@ class SlotServer:
 
     Args:
         url: where it listens, such as "http://127.0.0.1:8080"
-        folder: what it was given as --slot-save-path; mostly in memory, such as below /dev/shm. Files are of this
-            user alone, so the server must run as the same
+        folder: what it was given as --slot-save-path; mostly in memory, such as below /dev/shm. Files belong to
+            this user alone, so the server must run as the same
         timeout: seconds for an answer; a slot under way is waited for
     """
 
