@@ -2,7 +2,8 @@
 computed there go on in vLLM's decode server.
 
 llama.cpp runs in this process. A context in float32 without flash attention computes what vLLM computes, to
-within rounding. The files that read models and call the library are those of the folder beside.
+within rounding. Where cells are converted on the way, the context keeps float16, and cells are compared with
+its own, not tokens. The files that read models and call the library are those of the folder beside.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from asking import NEW_TOKENS, Asking, Judge
 from pair import Pair, answer
 
 from kvferry.errors import KvferryError
-from kvferry.llamacpp import Context, SequenceAgent
+from kvferry.llamacpp import Context, SequenceAgent, SequenceCache
 
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "llamacpp"))
 import gguf_models
 import llama
 
 LENGTHS = (2, 33, 150, 300)
+ALIKE = 0.99  # how far cells are at least correlated with those that were computed in another precision
 SECONDS = 30
 
 
@@ -33,7 +36,9 @@ class Elsewhere(Asking):
         super().__init__(judge, pair)
         file = gguf_models.convert(pair.prefill.model, pair.readout / "model.gguf")
         library = llama.load_library()
-        self._engine = llama.Llama(library, file, gguf_models.VOCABULARY)
+        self._converted = bool(pair.case.prefill_dtype)
+        kind = llama.F16 if self._converted else llama.F32
+        self._engine = llama.Llama(library, file, gguf_models.VOCABULARY, kind=kind, flash=self._converted)
         self._context = Context(library, self._engine.context)
         self._engine.compute([5, 6, 7], 0)
         self._cache = self._context.cache(self._context.save(0))
@@ -45,6 +50,9 @@ class Elsewhere(Asking):
             with SequenceAgent(self._cache, 1024, tokens_per_page=48) as agent:
                 for length in LENGTHS:
                     self._length = length
+                    if self._converted:
+                        self.alike(f"{length} tokens from vLLM", agent)
+                        continue
                     self.from_vllm(f"{length} tokens from vLLM", agent)
                     self.to_vllm(f"{length} tokens to vLLM", agent)
                 self.declined(agent)
@@ -80,6 +88,23 @@ class Elsewhere(Asking):
         got = self.goes_on(prompt, state)
         self.judge(f"{what}: other tokens with a wrong cache", got != want)
 
+    def alike(self, what: str, agent: SequenceAgent) -> None:
+        """vLLM computes the prompt in another precision."""
+        prompt = self.prompt()
+        state = agent.load(self._pair.params(prompt)).wait(SECONDS)
+        self._engine.compute(prompt, 0)
+        own = _numbers(self._cache, self._context.save(0))
+        self._engine.forget(0)
+        found = float(np.corrcoef(own, _numbers(self._cache, state))[0, 1])
+        self.judge(f"{what}: cells are alike ({found:.4f})", found > ALIKE)
+        self._context.restore(1, state)
+        self._engine.compute([5], len(prompt), 1)
+        # A control: those of the tokens in reverse.
+        for cells in self._cache.read(state):
+            cells[...] = cells[:, ::-1].copy()
+        found = float(np.corrcoef(own, _numbers(self._cache, state))[0, 1])
+        self.judge(f"{what}: those of a wrong cache are not ({found:.4f})", found < ALIKE)
+
     def to_vllm(self, what: str, agent: SequenceAgent) -> None:
         """llama.cpp computes the prompt."""
         prompt = self.prompt()
@@ -113,6 +138,11 @@ class Elsewhere(Asking):
 def _negative(cells: Any) -> Any:
     """Numbers of the other sign."""
     return cells ^ (1 << 31)
+
+
+def _numbers(cache: SequenceCache, state: Any) -> Any:
+    """All keys and values of a state in float16."""
+    return np.concatenate([cells.view("<f2").astype("f4").ravel() for cells in cache.read(state)])
 
 
 def _raises(call: Callable[[], object], message: str) -> bool:
