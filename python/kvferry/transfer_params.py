@@ -50,11 +50,14 @@ def read_source(params: Mapping[str, Any], weights: str) -> TransferParams:
     )
 
 
-def write_source(source: TransferParams, request_id: str, weights: str) -> dict[str, Any]:
+def write_source(
+    source: TransferParams, request_id: str, weights: str, groups: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     """The parameters by which read_source() finds a cache.
 
     Args:
         request_id: the engine's name of the request, for those who look at it
+        groups: the layers of each group of the model, for engines that must be told; see own_group_name()
     """
     host, _, port = source.endpoint.removeprefix("tcp://").rpartition(":")
     return {
@@ -68,6 +71,7 @@ def write_source(source: TransferParams, request_id: str, weights: str) -> dict[
         "kvferry_public_key": source.public_key or None,
         "kvferry_weights": weights or None,
         "kvferry_versions": list(VERSIONS),
+        "kvferry_groups": [list(layers) for layers in groups] if len(groups) > 1 else None,
     }
 
 

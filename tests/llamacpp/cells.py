@@ -43,6 +43,13 @@ class Form:
     streams: int = 1
     stream: int = 0
     rotations: tuple[int, int] | None = (0, 0)
+    windowed: tuple[int, ...] = ()
+    window: int = 0
+
+    @property
+    def full(self) -> list[int]:
+        """The layers without a window."""
+        return [layer for layer in range(self.layers) if layer not in self.windowed]
 
     def place(self, element: int) -> int:
         """Where an element of a key is in a state."""
@@ -59,19 +66,33 @@ def raw(side: Side, place: Place) -> int:
 
 
 def write(form: Form, positions: Sequence[int], value: Callable[[Side, Place], int] = raw) -> bytes:
-    """A state of cells with these positions."""
-    count = len(positions)
-    out = [struct.pack("<IiI", 0xAF143CD8, 5, form.streams)]
+    """A state of cells with these positions; of layers with a window the last ones, as llama.cpp does."""
+    out = struct.pack("<Ii", 0xAF143CD8, 5) + _write_section(form, form.full, positions, value)
+    if form.windowed:
+        out += _write_section(form, form.windowed, kept(form, positions, form.window), value)
+    return out
+
+
+def kept(form: Form, positions: Sequence[int], count: int) -> list[int]:
+    """The positions among the last `count`."""
+    return [position for position in positions if position > max(positions) - count]
+
+
+def _write_section(
+    form: Form, layers: Sequence[int], positions: Sequence[int], value: Callable[[Side, Place], int]
+) -> bytes:
+    """What a state has of layers that are alike."""
+    out = [struct.pack("<I", form.streams)]
     out += [struct.pack("<I", 0)] * form.stream
-    out.append(struct.pack("<I", count))
+    out.append(struct.pack("<I", len(positions)))
     out += [struct.pack("<iIi", position, 1, 5) for position in positions]
-    out.append(struct.pack("<II", form.transposed, form.layers))
+    out.append(struct.pack("<II", form.transposed, len(layers)))
     if form.rotations is not None:
         out.append(struct.pack("<II", *form.rotations))
     number, code, size = counted(form.key_type, form.key_size)
     width = struct.calcsize(code)
     last = 2 ** (8 * width) - 1
-    for layer in range(form.layers):
+    for layer in layers:
         out.append(struct.pack("<iQ", number, form.heads * size * width))
         for position in positions:
             for head in range(form.heads):
@@ -82,13 +103,14 @@ def write(form: Form, positions: Sequence[int], value: Callable[[Side, Place], i
     number, code, size = counted(form.value_type, form.value_size)
     width = struct.calcsize(code)
     last = 2 ** (8 * width) - 1
-    for layer in range(form.layers):
+    for layer in layers:
         if form.transposed:
-            out.append(struct.pack("<iII", number, width, form.heads * form.value_size))
+            out.append(struct.pack("<iII", number, width, form.heads * size))
             for head in range(form.heads):
-                for element in range(form.value_size):
+                for element in range(size):
                     for position in positions:
-                        out.append(struct.pack(f"<{code}", value("v", (layer, position, head, element))))
+                        bits = value("v", (layer, position, head, element)) & last
+                        out.append(struct.pack(f"<{code}", bits))
         else:
             out.append(struct.pack("<iQ", number, form.heads * size * width))
             for position in positions:
@@ -100,22 +122,37 @@ def write(form: Form, positions: Sequence[int], value: Callable[[Side, Place], i
     return b"".join(out)
 
 
-def read(form: Form, state: bytes) -> Cells:
-    """All keys and values of a state, which must have this form to its last byte."""
-    at = 0
+class _Taking:
+    """Takes one number after the other."""
 
-    def take(code: str) -> int:
-        nonlocal at
-        (found,) = struct.unpack_from(f"<{code}", state, at)
-        at += struct.calcsize(f"<{code}")
+    def __init__(self, state: bytes) -> None:
+        self.state, self.at = state, 0
+
+    def take(self, code: str) -> int:
+        (found,) = struct.unpack_from(f"<{code}", self.state, self.at)
+        self.at += struct.calcsize(f"<{code}")
         return int(found)
 
-    def must(what: str, code: str, value: int) -> None:
-        found = take(code)
+    def must(self, what: str, code: str, value: int) -> None:
+        found = self.take(code)
         assert found == value, f"{what} is {found}, not {value}"
 
-    must("magic", "I", 0xAF143CD8)
-    take("i")
+
+def read(form: Form, state: bytes) -> Cells:
+    """All keys and values of a state, which must have this form to its last byte."""
+    taking = _Taking(state)
+    taking.must("magic", "I", 0xAF143CD8)
+    taking.take("i")
+    found = _read_section(form, form.full, taking)
+    if form.windowed:
+        found |= _read_section(form, form.windowed, taking)
+    assert taking.at == len(state), f"the state has {len(state) - taking.at} bytes too many"
+    return found
+
+
+def _read_section(form: Form, layers: Sequence[int], taking: _Taking) -> Cells:
+    """What a state has of layers that are alike."""
+    take, must = taking.take, taking.must
     must("streams", "I", form.streams)
     for _ in range(form.stream):
         must("cells of another stream", "I", 0)
@@ -125,12 +162,12 @@ def read(form: Form, state: bytes) -> Cells:
         must("sequences of a cell", "I", 1)
         take("i")
     must("transposed", "I", form.transposed)
-    must("layers", "I", form.layers)
+    must("layers", "I", len(layers))
     for rotated in form.rotations or ():
         must("rotation", "I", rotated)
     cells: Cells = {}
     number, code, size = counted(form.key_type, form.key_size)
-    for layer in range(form.layers):
+    for layer in layers:
         must("type of keys", "i", number)
         must("bytes of a cell's keys", "Q", form.heads * size * struct.calcsize(code))
         for position in positions:
@@ -139,13 +176,13 @@ def read(form: Form, state: bytes) -> Cells:
                 for element in range(size):
                     cells["k", (layer, position, head, element)] = row[form.place(element)]
     number, code, size = counted(form.value_type, form.value_size)
-    for layer in range(form.layers):
+    for layer in layers:
         must("type of values", "i", number)
         if form.transposed:
             must("bytes of an element", "I", struct.calcsize(code))
-            must("elements of a cell's values", "I", form.heads * form.value_size)
+            must("elements of a cell's values", "I", form.heads * size)
             for head in range(form.heads):
-                for element in range(form.value_size):
+                for element in range(size):
                     for position in positions:
                         cells["v", (layer, position, head, element)] = take(code)
         else:
@@ -156,18 +193,33 @@ def read(form: Form, state: bytes) -> Cells:
                         cells["v", (layer, position, head, element)] = take(code)
     for _ in range(form.streams - 1 - form.stream):
         must("cells of another stream", "I", 0)
-    assert at == len(state), f"the state has {len(state) - at} bytes too many"
     return cells
 
 
-def expected(form: Form, positions: Sequence[int], value: Callable[[Side, Place], int] = raw) -> Cells:
-    """What read() must find in a state of these positions."""
+def expected(form: Form, positions: Sequence[int], count: int | None = None) -> Cells:
+    """What read() must find in a state of these positions.
+
+    Args:
+        count: how many of the last ones layers with a window have; None: as many as llama.cpp writes
+    """
+    windowed = kept(form, positions, form.window if count is None else count)
     found = {}
     for side, kind, elements in (("k", form.key_type, form.key_size), ("v", form.value_type, form.value_size)):
         _, code, size = counted(kind, elements)
-        for place in itertools.product(range(form.layers), positions, range(form.heads), range(size)):
-            found[side, place] = value(side, place) & (2 ** (8 * struct.calcsize(code)) - 1)
+        for layer in range(form.layers):
+            here = windowed if layer in form.windowed else positions
+            for position, head, element in itertools.product(here, range(form.heads), range(size)):
+                place = layer, position, head, element
+                found[side, place] = raw(side, place) & (2 ** (8 * struct.calcsize(code)) - 1)
     return found
+
+
+def arrived(form: Form, count: int) -> Cells:
+    """What read() must find in a state of the first tokens that kvferry has made.
+
+    A later token looks at one token less than the window has, beside itself.
+    """
+    return expected(form, range(count), form.window - 1)
 
 
 def number(kind: str, bits: int) -> float:

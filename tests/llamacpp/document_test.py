@@ -17,7 +17,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "llamacpp.md"
 
 def test_the_code_runs(tmp_path: Path) -> None:
     codes = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-    lending, loading, restoring = (compile(code, str(DOCUMENT), "exec") for code in codes)
+    lending, loading, restoring, grouping = (compile(code, str(DOCUMENT), "exec") for code in codes)
     library, file = llama.load_library(), models.make("llama", tmp_path)
     lender, loader = (Llama(library, file, models.VOCABULARY) for _ in range(2))
 
@@ -39,6 +39,10 @@ def test_the_code_runs(tmp_path: Path) -> None:
     params = there["agent"].lend(there["state"])
     exec(restoring, {"url": server.url, "folder": slots, "params": params, "prompt": PROMPT})
     assert server.complete(PROMPT, 1, 8) == (alone, 1)
+
+    grouped = {"cache": here["cache"], "params": {"kvferry_groups": None}}
+    exec(grouping, grouped)
+    grouped["agent"].close()
 
     server.process.communicate(timeout=60)
     there["agent"].close()

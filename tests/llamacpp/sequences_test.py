@@ -48,7 +48,9 @@ with SequenceAgent(SequenceCache.of_state(state, cells.Form().heads, False), 64)
 
 
 def cache_of(form: Form) -> SequenceCache:
-    return SequenceCache.of_state(cells.write(form, [0]), form.heads, form.interleaved)
+    return SequenceCache.of_state(
+        cells.write(form, [0]), form.heads, form.interleaved, form.windowed, form.window
+    )
 
 
 def agent_of(form: Form, **options: Any) -> SequenceAgent:
@@ -59,10 +61,10 @@ def free_tokens(agent: SequenceAgent) -> int:
     """For how many tokens there are pages."""
     for tokens in range(ROOM, -1, -1):
         try:
-            pages = agent._pages.take(tokens)
+            pages = agent._take([0] * len(agent._pages), tokens)
         except LimitError:
             continue
-        agent._pages.give(pages)
+        agent._give(pages)
         return tokens
     raise AssertionError("not even for none")
 
@@ -136,6 +138,41 @@ def test_cells_that_are_quantized_otherwise_are_refused() -> None:
             replace(other, rotations=None),
         ):
             with SequenceAgent(cache, ROOM) as loader, pytest.raises(KvferryError, match="quantized"):
+                loader.load(params, deadline=5).wait(20)
+
+
+@pytest.mark.parametrize("count", (1, 5, 37, 64, 150))
+@pytest.mark.parametrize("less", (0, 1))
+def test_layers_with_a_window_keep_the_last_tokens(count: int, less: int) -> None:
+    if count == less:
+        return
+    there = Form(layers=5, windowed=(0, 1, 3, 4), window=37)
+    here = replace(there, transposed=True, interleaved=True)
+    state, _ = state_and_cells(there, count)
+    groups = [[0, 3], [1, 4], [2]]
+    with (
+        agent_of(there, tokens_per_page=16, groups=groups) as lender,
+        agent_of(here, tokens_per_page=12, groups=groups) as loader,
+    ):
+        params = lender.lend(state)
+        assert params["kvferry_groups"] == groups
+        found = loader.load(params, count - less).wait(20)
+        assert cells.read(here, found.tobytes()) == cells.arrived(here, count - less)
+        until(lambda: free_tokens(lender) == ROOM)
+
+
+def test_other_groups_and_windows_are_refused() -> None:
+    form = Form(layers=4, windowed=(0, 2), window=8)
+    state, _ = state_and_cells(form, 20)
+    with agent_of(form) as lender:
+        params = lender.lend(state)
+        assert params["kvferry_groups"] == [[0, 2], [1, 3]]
+        for other, groups in (
+            (form, [[0], [2], [1, 3]]),
+            (replace(form, window=9), None),
+            (replace(form, windowed=(1, 3)), None),
+        ):
+            with agent_of(other, groups=groups) as loader, pytest.raises(MismatchError):
                 loader.load(params, deadline=5).wait(20)
 
 
@@ -427,7 +464,7 @@ def test_a_lender_in_another_process_which_then_dies() -> None:
 def test_an_engine_of_another_kind() -> None:
     """Two tensor-parallel ranks with heads before tokens lend what a context of llama.cpp loads."""
     form = Form(heads=4)
-    model = cache_of(form).model
+    model = cache_of(form).model()
     engine = Engine(model, GroupSpec(9, 16, "L|BPHN"), name="other", tp_size=2)
     whole = cells.expected(form, range(100))
     blocks = [5, 1, 8, 0, 3, 7, 2]

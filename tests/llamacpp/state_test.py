@@ -7,12 +7,11 @@ import struct
 from dataclasses import replace
 
 import cells
-import numpy as np
 import pytest
 from cells import Form
 
 from kvferry.errors import InvalidError, KvferryError, UnsupportedError
-from kvferry.llamacpp import CacheType, SequenceCache
+from kvferry.llamacpp import CacheType, LayerCells, SequenceCache
 
 FORMS = (
     [
@@ -36,6 +35,14 @@ FORMS = (
             ("f16", "q4_0", None),
         )
     ]
+    + [
+        replace(form, layers=5, windowed=windowed, window=window)
+        for form, windowed, window in itertools.product(
+            (Form(), Form(interleaved=True, transposed=True, streams=3, stream=1, rotations=None)),
+            ((0, 2, 3), (4,), (0, 1, 2, 3)),
+            (2, 4, 5, 64),
+        )
+    ]
 )
 
 
@@ -52,35 +59,47 @@ def cache_of(form: Form) -> SequenceCache:
         form.transposed,
         form.streams,
         form.rotations,
+        form.windowed,
+        form.window,
     )
+
+
+def copy(source: list[LayerCells], target: list[LayerCells]) -> None:
+    """Copies the tokens that both have."""
+    for there, here in zip(source, target, strict=True):
+        skipped = here.first - there.first
+        here.keys[...], here.values[...] = there.keys[skipped:], there.values[skipped:]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 @pytest.mark.parametrize("count", (1, 2, 7))
 def test_a_state_is_read_and_written(form: Form, count: int) -> None:
     state = cells.write(form, range(count))
-    cache = SequenceCache.of_state(state, form.heads, form.interleaved)
+    cache = SequenceCache.of_state(state, form.heads, form.interleaved, form.windowed, form.window)
     assert cache == cache_of(form)
 
-    keys, values = cache.read(state)
+    found = cache.read(state)
     whole = cells.expected(form, range(count))
-    assert keys.size + values.size == len(whole)
-    for (side, place), bits in whole.items():
-        where = (*place[:3], form.place(place[3])) if side == "k" else place
-        assert (keys if side == "k" else values)[where] == bits
+    assert sum(layer.keys.size + layer.values.size for layer in found) == len(whole)
+    for (side, (layer, position, head, element)), bits in whole.items():
+        there = found[layer]
+        if side == "k":
+            assert there.keys[position - there.first, head, form.place(element)] == bits
+        else:
+            assert there.values[position - there.first, head, element] == bits
 
-    made, made_keys, made_values = cache.make(count)
-    made_keys[...], made_values[...] = keys, values
+    made, places = cache.make(count)
+    copy(found, places)
     first = cells.first_stream(form)
-    assert cells.read(first, made.tobytes()) == whole
+    assert cells.read(first, made.tobytes()) == cells.arrived(form, count)
 
 
 def test_cells_may_lie_in_any_order() -> None:
     form = Form(transposed=True)
-    keys, values = cache_of(form).read(cells.write(form, [3, 0, 4, 2, 1]))
-    for side, found in (("k", keys), ("v", values)):
-        for place in np.ndindex(found.shape):
-            assert found[place] == cells.raw(side, place)
+    found = cache_of(form).read(cells.write(form, [3, 0, 4, 2, 1]))
+    made, places = cache_of(form).make(5)
+    copy(found, places)
+    assert cells.read(form, made.tobytes()) == cells.expected(form, range(5))
 
 
 @pytest.mark.parametrize("positions", ([1, 2, 3], [0, 1, 3], [0, 1, 1], [-1, 0, 1]), ids=str)
@@ -101,24 +120,24 @@ def test_every_field_counts(form: Form) -> None:
         other = bytearray(state)
         other[at] ^= 0x41
         try:
-            keys, values = cache.read(bytes(other))
+            layers = cache.read(bytes(other))
         except KvferryError:
             continue
         # Nothing but one cell, or the number of a sequence, has changed.
-        made, made_keys, made_values = cache.make(count)
-        made_keys[...], made_values[...] = keys, values
+        made, places = cache.make(count)
+        copy(layers, places)
         found = cells.read(cells.first_stream(form), made.tobytes())
         changed = [place for place in whole if whole[place] != found[place]]
         sequences = [4, *(16 + 4 * form.stream + 12 * cell + 8 for cell in range(count))]
         assert len(changed) == 1 or any(first <= at < first + 4 for first in sequences), at
 
 
-@pytest.mark.parametrize("form", FORMS[:32:5], ids=str)
+@pytest.mark.parametrize("form", [*FORMS[:32:5], *FORMS[-24::5]], ids=str)
 def test_a_state_that_is_cut_off_is_refused(form: Form) -> None:
     state = cells.write(form, range(2))
     for length in range(len(state)):
         with pytest.raises(KvferryError):
-            SequenceCache.of_state(state[:length], form.heads, form.interleaved)
+            SequenceCache.of_state(state[:length], form.heads, form.interleaved, form.windowed, form.window)
         with pytest.raises(KvferryError):
             cache_of(form).read(state[:length])
     with pytest.raises(UnsupportedError, match="bytes; allowed"):
@@ -178,6 +197,21 @@ def test_other_caches_are_refused_by_name() -> None:
 
     with pytest.raises(UnsupportedError, match="48 bytes of a cell's keys; allowed: a multiple of 10"):
         SequenceCache.of_state(state, 5, False)
+    windowed = replace(form, layers=3, windowed=(1,), window=4)
+    with_window = cells.write(windowed, range(9))
+    for layers in ([0, 1], []):
+        with pytest.raises(UnsupportedError):
+            SequenceCache.of_state(with_window, form.heads, False, layers, 4)
+    for layers in ([3], [-1], [1, 1]):
+        with pytest.raises(KvferryError, match=r"allowed: ascending numbers from 0 to \d"):
+            SequenceCache.of_state(with_window, form.heads, False, layers, 4)
+    with pytest.raises(InvalidError, match="window is 1; allowed: 2 and more"):
+        SequenceCache.of_state(with_window, form.heads, False, (1,), 1)
+    too_few = replace(windowed, window=2)  # tokens than the window of the cache has
+    with pytest.raises(InvalidError, match="2 tokens of positions 7 to 8; allowed: each from 6 to 8 once"):
+        cache_of(windowed).read(cells.write(too_few, range(9)))
+    with pytest.raises(InvalidError, match="groups are"):
+        cache_of(windowed).model([[0, 1], [2]])
     with pytest.raises(UnsupportedError, match="cells are in stream 2; allowed: less than 2"):
         cache_of(replace(form, streams=2)).read(cells.write(replace(form, streams=3, stream=2), range(2)))
     with pytest.raises(UnsupportedError, match="the type of keys is 1; allowed: 0"):

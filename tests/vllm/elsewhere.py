@@ -47,7 +47,8 @@ class Elsewhere(Asking):
     def run(self) -> None:
         """All of it."""
         try:
-            with SequenceAgent(self._cache, 1024, tokens_per_page=48) as agent:
+            groups = self.groups()
+            with SequenceAgent(self._cache, 1024, tokens_per_page=48, groups=groups) as agent:
                 for length in LENGTHS:
                     self._length = length
                     if self._converted:
@@ -56,11 +57,20 @@ class Elsewhere(Asking):
                     self.from_vllm(f"{length} tokens from vLLM", agent)
                     self.to_vllm(f"{length} tokens to vLLM", agent)
                 self.declined(agent)
-            with SequenceAgent(self._cache, 1024, weights="others") as agent:
+            with SequenceAgent(self._cache, 1024, weights="others", groups=groups) as agent:
                 self.refused(agent)
         finally:
             self._engine.close()
         self.settled("all of it")
+
+    def groups(self) -> Any:
+        """The layers of each of vLLM's groups."""
+        params = self._pair.params(self.prompt())
+        groups = params["kvferry_groups"]
+        with SequenceAgent(self._cache, 1024, groups=groups) as agent:
+            agent.decline(params)
+        self.record(f"groups of layers: {groups}")
+        return groups
 
     def here(self, prompt: list[int]) -> list[int]:
         """The tokens that llama.cpp computes itself."""
@@ -83,8 +93,7 @@ class Elsewhere(Asking):
         state = agent.load(params, len(prompt) - 1).wait(SECONDS)
         got = self.goes_on(prompt, state)
         self.judge(f"{what}: same tokens", got == want, f"{got} not {want}")
-        keys, values = self._cache.read(state)
-        keys[...], values[...] = _negative(keys), _negative(values)
+        _negate(self._cache, state)
         got = self.goes_on(prompt, state)
         self.judge(f"{what}: other tokens with a wrong cache", got != want)
 
@@ -100,8 +109,8 @@ class Elsewhere(Asking):
         self._context.restore(1, state)
         self._engine.compute([5], len(prompt), 1)
         # A control: those of the tokens in reverse.
-        for cells in self._cache.read(state):
-            cells[...] = cells[:, ::-1].copy()
+        for layer in self._cache.read(state):
+            layer.keys[...], layer.values[...] = layer.keys[::-1].copy(), layer.values[::-1].copy()
         found = float(np.corrcoef(own, _numbers(self._cache, state))[0, 1])
         self.judge(f"{what}: those of a wrong cache are not ({found:.4f})", found < ALIKE)
 
@@ -113,8 +122,7 @@ class Elsewhere(Asking):
         state = self._context.save(0)
         self._engine.forget(0)
         self.same(what, prompt, agent.lend(state), loads=True, want=want)
-        keys, values = self._cache.read(state)
-        keys[...], values[...] = _negative(keys), _negative(values)
+        _negate(self._cache, state)
         got = answer(self._decode.ask(prompt, NEW_TOKENS, agent.lend(state))).tokens
         self.judge(f"{what}: other tokens with a wrong cache", got != want)
 
@@ -131,18 +139,21 @@ class Elsewhere(Asking):
             "other weights are refused by the engine itself",
             _raises(lambda: agent.load(forged, deadline=5).wait(SECONDS), "weights"),
         )
-        with SequenceAgent(self._cache, 1024) as other:
+        with SequenceAgent(self._cache, 1024, groups=params["kvferry_groups"]) as other:
             other.decline(params)
 
 
-def _negative(cells: Any) -> Any:
-    """Numbers of the other sign."""
-    return cells ^ (1 << 31)
+def _negate(cache: SequenceCache, state: Any) -> None:
+    """Gives all numbers of a state in float32 the other sign."""
+    for layer in cache.read(state):
+        layer.keys[...] ^= 1 << 31
+        layer.values[...] ^= 1 << 31
 
 
 def _numbers(cache: SequenceCache, state: Any) -> Any:
     """All keys and values of a state in float16."""
-    return np.concatenate([cells.view("<f2").astype("f4").ravel() for cells in cache.read(state)])
+    sides = [side for layer in cache.read(state) for side in (layer.keys, layer.values)]
+    return np.concatenate([side.view("<f2").astype("f4").ravel() for side in sides])
 
 
 def _raises(call: Callable[[], object], message: str) -> bool:

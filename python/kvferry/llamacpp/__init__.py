@@ -4,15 +4,16 @@ See docs/llamacpp.md. The package needs no llama.cpp: it reads and writes the st
 library of a context, or asks a server, if the caller names one.
 """
 
-from kvferry.llamacpp.context import Context, RopeType, interleaves
+from kvferry.llamacpp.context import Context, RopeType, interleaves, windowed_layers
 from kvferry.llamacpp.sequences import Arrival, SequenceAgent
 from kvferry.llamacpp.slots import Slot, SlotServer, read_slot, write_slot
-from kvferry.llamacpp.state import CacheType, SequenceCache
+from kvferry.llamacpp.state import CacheType, LayerCells, SequenceCache
 
 __all__ = [
     "Arrival",
     "CacheType",
     "Context",
+    "LayerCells",
     "RopeType",
     "SequenceAgent",
     "SequenceCache",
@@ -20,5 +21,6 @@ __all__ = [
     "SlotServer",
     "interleaves",
     "read_slot",
+    "windowed_layers",
     "write_slot",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from kvferry.llamacpp.state import SequenceCache, State
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_model": (ctypes.c_void_p, [ctypes.c_void_p]),
     "llama_model_n_head_kv": (ctypes.c_int32, [ctypes.c_void_p]),
+    "llama_model_n_layer": (ctypes.c_int32, [ctypes.c_void_p]),
+    "llama_model_n_swa": (ctypes.c_int32, [ctypes.c_void_p]),
     "llama_model_rope_type": (ctypes.c_int, [ctypes.c_void_p]),
     "llama_model_meta_val_str": (
         ctypes.c_int32,
@@ -83,6 +86,31 @@ def interleaves(architecture: str, rope_type: int) -> bool:
     )
 
 
+#: Of architectures in which every so many layers one has no sliding window, the last of them: how many. Source:
+#: llama.cpp's src/models/, where it calls load_swa_pattern().
+PERIODS = {"cohere2": 4, "gemma2": 2, "gemma3": 6, "gpt-oss": 2}
+
+
+def windowed_layers(architecture: str, layers: int, said: str | None = None) -> tuple[int, ...]:
+    """Which layers of a model have a sliding window.
+
+    Args:
+        architecture: general.architecture of the GGUF file
+        layers: how many the model has
+        said: attention.sliding_window_pattern there, a number of layers, of which the last has no window; None:
+            nothing, or a list of layers, which llama.cpp does not tell
+
+    Raises UnsupportedError: it is not known.
+    """
+    if said is None and architecture not in PERIODS:
+        raise UnsupportedError(
+            f"the layers with a sliding window are not known for the architecture {architecture}; allowed: "
+            f"{', '.join(sorted(PERIODS))}, or `windowed` given by the caller"
+        )
+    period = int(said) if said is not None else PERIODS[architecture]
+    return tuple(layer for layer in range(layers) if period == 0 or layer % period < period - 1)
+
+
 class Context:
     """A llama_context that belongs to the caller. Like it, not safe to use from several threads at once.
 
@@ -110,24 +138,41 @@ class Context:
     def _call(self, name: str, *arguments: Any) -> Any:
         return self._functions[name](*arguments)
 
-    def cache(self, state: State, interleaved: bool | None = None) -> SequenceCache:
+    def cache(
+        self,
+        state: State,
+        interleaved: bool | None = None,
+        windowed: Sequence[int] | None = None,
+    ) -> SequenceCache:
         """How this context keeps the cache of a sequence.
 
         Args:
             state: any that save() has given, of one token or more
             interleaved: see SequenceCache; None: as interleaves() says for the model's architecture
+            windowed: the layers with a sliding window, of a model that has any. None: as the model's file says,
+                or windowed_layers() for its architecture
 
-        Raises InvalidError, UnsupportedError: see SequenceCache.of_state() and interleaves().
+        Raises InvalidError, UnsupportedError: see SequenceCache.of_state(), interleaves(),
+        windowed_layers().
         """
         model = self._call("llama_get_model", self._pointer)
+        architecture = self._said(model, "general.architecture") or "that is not named"
         if interleaved is None:
-            interleaved = interleaves(self._architecture(model), self._call("llama_model_rope_type", model))
-        return SequenceCache.of_state(state, self._call("llama_model_n_head_kv", model), interleaved)
+            interleaved = interleaves(architecture, self._call("llama_model_rope_type", model))
+        window = self._call("llama_model_n_swa", model)
+        if not window:
+            windowed = ()
+        elif windowed is None:
+            said = self._said(model, f"{architecture}.attention.sliding_window_pattern")
+            windowed = windowed_layers(architecture, self._call("llama_model_n_layer", model), said)
+        heads = self._call("llama_model_n_head_kv", model)
+        return SequenceCache.of_state(state, heads, interleaved, windowed, window)
 
-    def _architecture(self, model: Any) -> str:
+    def _said(self, model: Any, key: str) -> str | None:
+        """What the model's file says, as llama.cpp writes it; None: nothing."""
         text = ctypes.create_string_buffer(256)
-        length = self._call("llama_model_meta_val_str", model, b"general.architecture", text, len(text))
-        return text.value.decode() if length >= 0 else "that is not named"
+        length = self._call("llama_model_meta_val_str", model, key.encode(), text, len(text))
+        return text.value.decode() if length >= 0 else None
 
     def save(self, sequence: int) -> NDArray[np.uint8]:
         """The state of a sequence, copied. Raises InvalidError: llama.cpp gives none; its log says why."""

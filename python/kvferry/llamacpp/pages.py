@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.errors import LimitError
-from kvferry.llamacpp.state import SequenceCache
+from kvferry.llamacpp.state import LayerCells, SequenceCache
+from kvferry.request import BlockTable
 
 _ALL = slice(None)
 
@@ -21,16 +22,21 @@ class Pages:
     Safe to use from several threads.
 
     Args:
-        regions: of the agent: the keys of each layer, and then the values of each
+        layers: whose cells are here
+        regions: of the agent: the keys of each of these layers, and then the values of each
         tokens_per_page: of each page
     """
 
     def __init__(
-        self, cache: SequenceCache, regions: Sequence[NDArray[np.uint8]], tokens_per_page: int
+        self,
+        cache: SequenceCache,
+        layers: Sequence[int],
+        regions: Sequence[NDArray[np.uint8]],
+        tokens_per_page: int,
     ) -> None:
-        self._tokens = tokens_per_page
-        sizes = [(cache.key_type, cache.key_size)] * cache.layers
-        sizes += [(cache.value_type, cache.value_size)] * cache.layers
+        self._tokens, self._layers = tokens_per_page, layers
+        sizes = [(cache.key_type, cache.key_size)] * len(layers)
+        sizes += [(cache.value_type, cache.value_size)] * len(layers)
         self._sides = [
             region.view(f"<u{kind.unit.bits // 8}").reshape(-1, cache.kv_heads, kind.units(size))
             for region, (kind, size) in zip(regions, sizes, strict=True)
@@ -46,49 +52,46 @@ class Pages:
         self._free = list(range(self._count))
         self._lock = threading.Lock()
 
-    def take(self, tokens: int) -> list[int]:
-        """Pages for so many tokens. Raises LimitError: there are not enough free ones."""
-        wanted = -(-tokens // self._tokens)
+    def take(self, first: int, end: int) -> BlockTable:
+        """Pages for these tokens of a sequence. Raises LimitError: there are not enough free ones."""
+        begin = first // self._tokens
+        wanted = -(-end // self._tokens) - begin
         with self._lock:
             left = len(self._free) - wanted
             if left < 0:
                 raise LimitError(
-                    f"{tokens} tokens need {wanted} pages of {self._tokens} tokens; allowed: "
+                    f"{end - first} tokens need {wanted} pages of {self._tokens} tokens; allowed: "
                     f"{len(self._free)}, as the others of {self._count} are in use"
                 )
             taken = self._free[left:]
             del self._free[left:]
-            return taken
+            return BlockTable(taken, begin)
 
-    def give(self, pages: Sequence[int]) -> None:
+    def give(self, pages: BlockTable) -> None:
         """Gives pages back that nobody reads or writes any more."""
         with self._lock:
-            self._free += pages
+            self._free += pages.ids
 
-    def write(self, pages: Sequence[int], keys: NDArray[Any], values: NDArray[Any]) -> None:
-        """Copies the cells of a sequence, [layer][token][head][unit], into pages."""
-        slots = self._slots(pages, keys.shape[1])
-        for side, rows, of_page, of_row in self._pieces(keys, values):
+    def write(self, pages: BlockTable, cells: Sequence[LayerCells]) -> None:
+        """Copies the cells of a sequence, of all layers of the model, into pages."""
+        for side, slots, rows, of_page, of_row in self._pieces(pages, cells):
             side[slots, :, of_page] = rows[..., of_row]
 
-    def read(self, pages: Sequence[int], keys: NDArray[Any], values: NDArray[Any]) -> None:
+    def read(self, pages: BlockTable, cells: Sequence[LayerCells]) -> None:
         """Copies cells out of pages."""
-        slots = self._slots(pages, keys.shape[1])
-        for side, rows, of_page, of_row in self._pieces(keys, values):
+        for side, slots, rows, of_page, of_row in self._pieces(pages, cells):
             rows[..., of_row] = side[slots, :, of_page]
 
-    def _slots(self, pages: Sequence[int], tokens: int) -> NDArray[np.intp]:
-        """The places of a sequence's tokens."""
-        first = np.asarray(pages, np.intp)[:, None] * self._tokens
-        return (first + np.arange(self._tokens)).ravel()[:tokens]
-
     def _pieces(
-        self, keys: NDArray[Any], values: NDArray[Any]
-    ) -> Iterator[tuple[NDArray[Any], NDArray[Any], slice, slice]]:
-        """What is copied together: the memory of a layer's side, its cells, and which elements of both."""
-        layers = len(keys)
-        for side, rows in zip(self._sides[:layers], keys, strict=True):
+        self, pages: BlockTable, cells: Sequence[LayerCells]
+    ) -> Iterator[tuple[NDArray[Any], NDArray[np.intp], NDArray[Any], slice, slice]]:
+        """What is copied together: the memory of a layer's side, where in it, cells, and the units of both."""
+        mine = [cells[layer] for layer in self._layers]
+        first, count = mine[0].first, len(mine[0].keys)
+        tokens = np.arange(first, first + count)
+        ids = np.asarray(pages.ids, np.intp)
+        slots = ids[tokens // self._tokens - pages.first_block] * self._tokens + tokens % self._tokens
+        for i, layer in enumerate(mine):
             for of_page, of_row in self._of_keys:
-                yield side, rows, of_page, of_row
-        for side, rows in zip(self._sides[layers:], values, strict=True):
-            yield side, rows, _ALL, _ALL
+                yield self._sides[i], slots, layer.keys, of_page, of_row
+            yield self._sides[len(mine) + i], slots, layer.values, _ALL, _ALL

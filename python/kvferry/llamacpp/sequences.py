@@ -22,6 +22,7 @@ from kvferry.errors import (
     ClosedError,
     DeadlineError,
     InvalidError,
+    LimitError,
     NotFoundError,
     OutOfRangeError,
     UnsupportedError,
@@ -29,7 +30,7 @@ from kvferry.errors import (
 from kvferry.events import Event, EventKind
 from kvferry.llamacpp.pages import Pages
 from kvferry.llamacpp.state import SequenceCache, State
-from kvferry.request import GroupSteps
+from kvferry.request import BlockTable, GroupSteps
 from kvferry.scheduler import TransferParams
 from kvferry.shard import Engine, GroupSpec
 from kvferry.tickets import cancel
@@ -79,6 +80,8 @@ class SequenceAgent:
         tokens_per_page: of a page; a sequence has whole pages
         name: the engine's; None: one of its own. Engines that meet have different names
         weights: a name of the weights; "": they are not compared. Engines with other names are refused
+        groups: the layers of each group of the other engine, of models with sliding windows: `kvferry_groups`
+            in its kv_transfer_params. None: those of the cache
         options: further ones of an Agent, such as listen, keys, allowed_keys, insecure, transport, verify, log
 
     Raises UnsupportedError (keys of an odd size that are interleaved), OutOfRangeError (a number below 1), and
@@ -93,6 +96,7 @@ class SequenceAgent:
         tokens_per_page: int = 64,
         name: str | None = None,
         weights: str = "",
+        groups: Sequence[Sequence[int]] | None = None,
         **options: Any,
     ) -> None:
         if cache.interleaved and cache.key_size % 2:
@@ -104,11 +108,12 @@ class SequenceAgent:
         self.cache = cache
         self._weights = weights
         self._changed = threading.Condition()  # of all that follows
-        self._used: dict[int, Sequence[int]] = {}  # pages that are lent or being filled, or have arrived
+        self._used: dict[int, list[BlockTable]] = {}  # pages that are lent or being filled, or have arrived
         self._loads: dict[int, Event | None] = {}  # that somebody wants, and how they have ended
+        self._layers = [tuple(group) for group in (cache.groups if groups is None else groups)]
         engine = Engine(
-            cache.model,
-            groups=[GroupSpec(count, tokens_per_page, "PL|BNH")],
+            cache.model(self._layers),
+            groups=[GroupSpec(count, tokens_per_page, "PL|BNH")] * len(self._layers),
             name=name or f"llamacpp-{uuid.uuid4().hex}",
         )
         facts = {**cache.facts, **({"weights": weights} if weights else {})}
@@ -116,7 +121,10 @@ class SequenceAgent:
         try:
             regions = self.agent.allocate_regions()
             self.agent.register(regions)
-            self._pages = Pages(cache, regions, tokens_per_page)
+            self._pages = []
+            for layers in self._layers:
+                mine, regions = regions[: 2 * len(layers)], regions[2 * len(layers) :]
+                self._pages.append(Pages(cache, layers, mine, tokens_per_page))
         except BaseException:
             self.agent.close()
             raise
@@ -134,25 +142,27 @@ class SequenceAgent:
 
         Raises LimitError (not enough pages are free), and what SequenceCache.read() raises.
         """
-        keys, values = self.cache.read(state)
-        tokens = keys.shape[1]
-        pages = self._pages.take(tokens)
+        cells = self.cache.read(state)
+        tokens = max(layer.first + len(layer.keys) for layer in cells)
+        firsts = [cells[layers[0]].first for layers in self._layers]
+        pages = self._take(firsts, tokens)
         request = uuid.uuid4()
         try:
-            self._pages.write(pages, keys, values)
+            for here, table in zip(self._pages, pages, strict=True):
+                here.write(table, cells)
             with self._changed:
-                steps = [GroupSteps(pages, 0, tokens)]
+                steps = _steps(pages, firsts, tokens)
                 ticket = self.agent.hold(request.bytes, steps, consumers=uses, lease=lease)
                 self._used[ticket] = pages
         except BaseException:
-            self._pages.give(pages)
+            self._give(pages)
             raise
         contact = self.agent.contact
         source = TransferParams(
             contact.engine, request.bytes, contact.endpoint, contact.public_key or "", tokens
         )
         return {
-            **write_source(source, request.hex, self._weights),
+            **write_source(source, request.hex, self._weights, self._layers),
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_block_ids": [],
@@ -198,17 +208,34 @@ class SequenceAgent:
     def _pull(self, source: TransferParams, tokens: int, deadline: float | None) -> int:
         """Begins to read; returns the ticket."""
         contact = Contact(source.engine, source.endpoint, source.public_key or None)
-        pages = self._pages.take(tokens)
+        firsts = [self.cache.first(layers[0], tokens) for layers in self._layers]
+        pages = self._take(firsts, tokens)
         try:
             with self._changed:
-                steps = GroupSteps(pages, 0, tokens) if tokens else GroupSteps()
-                ticket = self.agent.pull(source.id, contact, [steps], deadline=deadline)
+                steps = _steps(pages, firsts, tokens)
+                ticket = self.agent.pull(source.id, contact, steps, deadline=deadline)
                 self._used[ticket] = pages
                 self._loads[ticket] = None
         except BaseException:
-            self._pages.give(pages)
+            self._give(pages)
             raise
         return ticket
+
+    def _take(self, firsts: Sequence[int], end: int) -> list[BlockTable]:
+        """Pages of all groups, or of none."""
+        taken: list[BlockTable] = []
+        try:
+            for pages, first in zip(self._pages, firsts, strict=True):
+                taken.append(pages.take(first, end))
+        except LimitError:
+            self._give(taken)
+            raise
+        return taken
+
+    def _give(self, tables: Sequence[BlockTable]) -> None:
+        """Gives back pages of the first groups, mostly all."""
+        for pages, table in zip(self._pages, tables, strict=False):
+            pages.give(table)
 
     def _state_of(self, ticket: int, tokens: int, timeout: float | None) -> NDArray[np.uint8]:
         """What Arrival.wait() returns."""
@@ -225,10 +252,13 @@ class SequenceAgent:
                 raise event.error
             pages = self._used.pop(ticket)
         try:
-            state, keys, values = self.cache.make(tokens)
-            self._pages.read(pages, keys, values)
+            if not tokens:
+                return np.empty(0, np.uint8)
+            state, cells = self.cache.make(tokens)
+            for here, table in zip(self._pages, pages, strict=True):
+                here.read(table, cells)
         finally:
-            self._pages.give(pages)
+            self._give(pages)
         return state
 
     def _forget(self, ticket: int) -> None:
@@ -236,7 +266,7 @@ class SequenceAgent:
         with self._changed:
             event = self._loads.pop(ticket, None)
             if event is not None and event.kind == EventKind.DONE:
-                self._pages.give(self._used.pop(ticket))
+                self._give(self._used.pop(ticket))
             self._changed.notify_all()
         cancel(self.agent, ticket)
 
@@ -259,7 +289,7 @@ class SequenceAgent:
                 self._changed.notify_all()
             arrived = wanted and event.kind == EventKind.DONE
             if event.blocks_free and not arrived and event.ticket in self._used:
-                self._pages.give(self._used.pop(event.ticket))
+                self._give(self._used.pop(event.ticket))
 
     def close(self) -> None:
         """Ends everything under way; peers notice. Waiting threads get ClosedError. May be called again."""
@@ -274,3 +304,11 @@ class SequenceAgent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _steps(pages: Sequence[BlockTable], firsts: Sequence[int], end: int) -> list[GroupSteps]:
+    """The tokens of each group, up to the same one; of no tokens, nothing."""
+    return [
+        GroupSteps(table, first, end) if end else GroupSteps()
+        for table, first in zip(pages, firsts, strict=True)
+    ]

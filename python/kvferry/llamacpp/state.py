@@ -12,16 +12,19 @@ layers, heads and cells it is a struct with fixed places:
      or, transposed: type, bytes of an element, elements of a cell; values [head][element][cell]
 
 A context that does not share its cells among sequences has a stream for each sequence; the cells are in one of
-them, and the others are empty. Source: llama.cpp's src/llama-kv-cache.cpp, states of the versions 2 to 4; only
-those of version 4 have rotations.
+them, and the others are empty. If layers have a sliding window, all from the number of streams on is there
+twice: for the other layers, and then for those with a window, with their last tokens only.
+
+Source: llama.cpp's src/llama-kv-cache.cpp, states of the versions 2 to 4; only those of version 4 have
+rotations.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +34,7 @@ from kvferry.model import Dtype, Group, Model, Part
 from kvferry.transfer_params import own_group_name
 
 MAGIC = 0xAF143CD8
+HEAD_BYTES = 8  # before the number of streams
 CELL_BYTES = 12
 SIDE_BYTES = 12  # what stands before the keys or the values of each layer
 
@@ -76,11 +80,27 @@ class CacheType(enum.Enum):
 
 
 _TYPES = {kind.number: kind for kind in CacheType}
+_NOTHING = np.empty(0, np.uint8)
+
+
+class LayerCells(NamedTuple):
+    """What a state has of a layer; the arrays are parts of the state.
+
+    A unit is an element, or a byte of a quantized type.
+
+    Attributes:
+        first: the position of the first token
+        keys, values: [token][head][unit]
+    """
+
+    first: int
+    keys: NDArray[Any]
+    values: NDArray[Any]
 
 
 @dataclass(frozen=True)
 class SequenceCache:
-    """How a context of llama.cpp keeps the cache of a sequence. All layers are alike.
+    """How a context of llama.cpp keeps the cache of a sequence. All layers are alike, but for windows.
 
     Attributes:
         kv_heads: of each layer
@@ -92,6 +112,8 @@ class SequenceCache:
         streams: 1, or one for each sequence of the context
         rotations: sizes of the matrices by which keys and values are rotated before they are quantized; 0: not
             at all. None: states do not say it, those of older llama.cpp
+        windowed: layers with a sliding window, which do not keep all tokens; see windowed_layers()
+        window: how many tokens these layers look at, with the one that looks
     """
 
     layers: int
@@ -104,24 +126,71 @@ class SequenceCache:
     transposed: bool = False
     streams: int = 1
     rotations: tuple[int, int] | None = (0, 0)
+    windowed: tuple[int, ...] = ()
+    window: int = 0
 
     @classmethod
-    def of_state(cls, state: State, kv_heads: int, interleaved: bool) -> SequenceCache:
+    def of_state(
+        cls,
+        state: State,
+        kv_heads: int,
+        interleaved: bool,
+        windowed: Sequence[int] = (),
+        window: int = 0,
+    ) -> SequenceCache:
         """The cache of which this is a state, of one token or more.
 
-        Raises InvalidError (this is no state, or one without cells), UnsupportedError (a cache of another kind:
-        with a sliding window, of latents, with states ...).
+        Raises InvalidError (this is no state, or one without cells; layers that there are not),
+        UnsupportedError (a cache of another kind: of latents, with states, with other windows ...).
         """
-        return _read_cache(_Frame.of(_bytes_of(state)), kv_heads, interleaved)
+        if windowed and window < 2:
+            raise InvalidError(f"window is {window}; allowed: 2 and more")
+        return _read_cache(_bytes_of(state), kv_heads, interleaved, tuple(windowed), window)
 
     @property
-    def model(self) -> Model:
-        """What kvferry moves of it, as other engines with the same model describe it."""
+    def full(self) -> tuple[int, ...]:
+        """The layers that keep all tokens."""
+        return tuple(layer for layer in range(self.layers) if layer not in self.windowed)
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """The layers of each kind, the kind of the first layer first, as vLLM has them if both are as many."""
+        kinds = (self.full, self.windowed) if 0 in self.full else (self.windowed, self.full)
+        return tuple(kind for kind in kinds if kind)
+
+    def model(self, groups: Sequence[Sequence[int]] | None = None) -> Model:
+        """What kvferry moves of it, as other engines with the same model describe it.
+
+        Args:
+            groups: the layers of each of the other engine's groups; None: see `groups`
+
+        Raises InvalidError: these are not all layers, each once, those with and without a window apart.
+        """
+        groups = self.groups if groups is None else groups
+        kinds = [{layer in self.windowed for layer in group} for group in groups]
+        if sorted(layer for group in groups for layer in group) != list(range(self.layers)) or any(
+            len(kind) != 1 for kind in kinds
+        ):
+            raise InvalidError(
+                f"groups are {groups}; allowed: groups of the layers with a window, {self.windowed}, and "
+                f"groups of the others of {self.layers}"
+            )
         parts = (
             Part("k", self.key_type.unit, self.kv_heads, self.key_type.units(self.key_size)),
             Part("v", self.value_type.unit, self.kv_heads, self.value_type.units(self.value_size)),
         )
-        return Model([Group(own_group_name(0, 0), tuple(range(self.layers)), parts)], self.layers)
+        return Model(
+            [
+                Group(
+                    own_group_name(number, 0),
+                    tuple(group),
+                    parts,
+                    window_tokens=self.window if group[0] in self.windowed else 0,
+                )
+                for number, group in enumerate(groups)
+            ],
+            self.layers,
+        )
 
     @property
     def facts(self) -> dict[str, str]:
@@ -130,72 +199,109 @@ class SequenceCache:
         said = [f"{side} {kind.name} rotated by {size}" for side, kind, size in sides if kind.quantized]
         return {"quantized": ", ".join(said)} if said else {}
 
-    def make(self, tokens: int) -> tuple[NDArray[np.uint8], NDArray[Any], NDArray[Any]]:
-        """A state of this many tokens to be filled: its bytes, and the keys and the values in them."""
-        frame = _Frame(np.empty(0, np.uint8), 0, tokens)
-        frame = _Frame(np.empty(_length(self, frame), np.uint8), 0, tokens)
-        for _, place, value in _fields(self, frame):
-            place[...] = value
-        frame.cells[...] = 0
-        frame.cells[:, 0], frame.cells[:, 1] = np.arange(tokens), 1
-        return frame.state, *_rows(self, frame)
+    def first(self, layer: int, tokens: int) -> int:
+        """The first of so many tokens that a layer needs for the next one."""
+        return max(0, tokens - self.window + 1) if layer in self.windowed else 0
 
-    def read(self, state: State) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Keys and values of a state, [layer][token][head][unit]; not copied if tokens lie in their order.
+    def make(self, tokens: int) -> tuple[NDArray[np.uint8], list[LayerCells]]:
+        """A state of this many tokens, at least one, to be filled: its bytes, and what it has of each layer.
 
-        A unit is an element, or a byte of a quantized type.
-
-        Raises InvalidError (this is no state, or one without cells, or its tokens are not those from 0 on),
-        UnsupportedError (it is of another cache).
+        Layers with a window have the tokens that the next one looks at.
         """
-        frame = _Frame.of(_bytes_of(state))
-        _check(self, frame)
-        keys, values = _rows(self, frame)
-        positions = frame.cells[:, 0]
-        order = np.argsort(positions, kind="stable")
-        expected = np.arange(frame.count)
-        if not np.array_equal(positions[order], expected):
-            raise InvalidError(
-                f"the state has {frame.count} tokens of positions {positions.min()} to {positions.max()}; "
-                f"allowed: each from 0 to {frame.count - 1} once"
-            )
-        if np.array_equal(order, expected):
-            return keys, values
-        return keys[:, order], values[:, order]
+        frames: list[_Frame] = []
+        length = HEAD_BYTES
+        firsts = [self.first(layers[0], tokens) for layers in self._sections]
+        for layers, first in zip(self._sections, firsts, strict=True):
+            frames.append(_Frame(_NOTHING, length, 0, tokens - first, len(layers)))
+            length = _end(self, frames[-1])
+        state = np.empty(length, np.uint8)
+        head = state[:HEAD_BYTES].view("<u4")
+        head[0], head[1] = MAGIC, 0
+        frames = [replace(frame, state=state) for frame in frames]
+        for frame, first in zip(frames, firsts, strict=True):
+            for _, place, value in _fields(self, frame):
+                place[...] = value
+            frame.cells[:, 0], frame.cells[:, 1] = np.arange(first, tokens), 1
+            frame.cells[:, 2] = 0
+        return state, self._layers(frames, firsts)
+
+    def read(self, state: State) -> list[LayerCells]:
+        """What a state has of each layer; not copied if tokens lie in their order.
+
+        Raises InvalidError (this is no state, or one without cells, or its tokens are not those from 0 on; of
+        layers with a window, the last ones), UnsupportedError (it is of another cache).
+        """
+        frames = _check(self, _bytes_of(state))
+        orders, firsts = [], []
+        end = frames[0].count
+        for frame, latest in zip(
+            frames, (self.first(layers[0], end) for layers in self._sections), strict=True
+        ):
+            positions = frame.cells[:, 0]
+            order = np.argsort(positions, kind="stable")
+            first = end - frame.count
+            if not 0 <= first <= latest or not np.array_equal(positions[order], np.arange(first, end)):
+                raise InvalidError(
+                    f"the state has {frame.count} tokens of positions {positions.min()} to {positions.max()}; "
+                    f"allowed: each from {latest} to {end - 1} once"
+                )
+            firsts.append(first)
+            orders.append(order)
+        found = self._layers(frames, firsts)
+        for layers, order in zip(self._sections, orders, strict=True):
+            if not np.array_equal(order, np.arange(len(order))):
+                for layer in layers:
+                    first, keys, values = found[layer]
+                    found[layer] = LayerCells(first, keys[order], values[order])
+        return found
+
+    @property
+    def _sections(self) -> tuple[tuple[int, ...], ...]:
+        """The layers whose cells are together in a state."""
+        return (self.full, self.windowed) if self.windowed else (self.full,)
+
+    def _layers(self, frames: Sequence[_Frame], firsts: Sequence[int]) -> list[LayerCells]:
+        """What sections have of each layer."""
+        found = {}
+        for layers, frame, first in zip(self._sections, frames, firsts, strict=True):
+            keys, values = _rows(self, frame)
+            for i, layer in enumerate(layers):
+                found[layer] = LayerCells(first, keys[i], values[i])
+        return [found[layer] for layer in range(self.layers)]
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """A state, and where its cells are.
+    """A state, and where cells of equal layers are.
 
     Attributes:
+        at: where the number of streams is
         stream: the number of the one that has cells
         count: of cells
+        layers: how many
     """
 
     state: NDArray[np.uint8]
+    at: int
     stream: int
     count: int
+    layers: int
 
     @classmethod
-    def of(cls, state: NDArray[np.uint8]) -> _Frame:
-        """Finds the cells. Raises InvalidError: this is no state, or there are none."""
-        frame = cls(state, 0, 0)
-        magic, _, streams = frame.numbers(0, "u4", 3)
-        if magic != MAGIC:
-            raise InvalidError(
-                f"a state begins with {magic:#x}; allowed: {MAGIC:#x}, as llama_state_seq_get_data() writes"
-            )
-        for stream in range(streams):
-            (count,) = frame.numbers(12 + 4 * stream, "u4", 1)
+    def of(cls, state: NDArray[np.uint8], at: int) -> _Frame:
+        """Finds the cells behind a place. Raises InvalidError: there are none."""
+        frame = cls(state, at, 0, 0, 0)
+        for stream in range(frame.numbers(at, "u4", 1)[0]):
+            (count,) = frame.numbers(at + 4 + 4 * stream, "u4", 1)
             if count:
-                return cls(state, stream, count)
+                found = cls(state, at, stream, count, 0)
+                return replace(found, layers=found.numbers(found.begin + 4, "u4", 1)[0])
         raise InvalidError("a state has no cells; allowed: one token or more")
 
     @property
     def begin(self) -> int:
         """Where what follows the cells begins."""
-        return 16 + 4 * self.stream + self.count * CELL_BYTES
+        return self.at + 8 + 4 * self.stream + self.count * CELL_BYTES
 
     @property
     def cells(self) -> NDArray[np.int32]:
@@ -228,16 +334,17 @@ def _places(cache: SequenceCache, frame: _Frame) -> tuple[int, int, int]:
     """Where the keys of the first layer are, the values of the first layer, and what follows them."""
     keys = frame.begin + (8 if cache.rotations is None else 16)
     of_keys, of_values = _side_bytes(cache, frame.count)
-    values = keys + cache.layers * of_keys
-    return keys, values, values + cache.layers * of_values
+    values = keys + frame.layers * of_keys
+    return keys, values, values + frame.layers * of_values
 
 
-def _length(cache: SequenceCache, frame: _Frame) -> int:
+def _end(cache: SequenceCache, frame: _Frame) -> int:
+    """Where all of it ends."""
     return _places(cache, frame)[2] + 4 * (cache.streams - 1 - frame.stream)
 
 
 def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[Any], Any]]:
-    """All of a state but its cells, keys and values: name, place and value of each field."""
+    """All but cells, keys and values: name, place and value of each field."""
     keys, values, after = _places(cache, frame)
     of_keys, of_values = _side_bytes(cache, frame.count)
     others = cache.streams - 1 - frame.stream
@@ -246,15 +353,14 @@ def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[
         return frame.array(at, "u4", (1,), (4,))
 
     def each(at: int, kind: str, stride: int) -> NDArray[Any]:
-        return frame.array(at, kind, (cache.layers,), (stride,))
+        return frame.array(at, kind, (frame.layers,), (stride,))
 
-    yield "the first number", one(0), MAGIC
-    yield "the number of streams", one(8), cache.streams
-    yield "the number of cells in other streams", frame.array(12, "u4", (frame.stream,), (4,)), 0
+    yield "the number of streams", one(frame.at), cache.streams
+    yield "the number of cells in other streams", frame.array(frame.at + 4, "u4", (frame.stream,), (4,)), 0
     yield "the number of cells in other streams", frame.array(after, "u4", (others,), (4,)), 0
-    yield "the number of cells", one(12 + 4 * frame.stream), frame.count
+    yield "the number of cells", one(frame.at + 4 + 4 * frame.stream), frame.count
     yield "whether values are transposed", one(frame.begin), cache.transposed
-    yield "the number of layers", one(frame.begin + 4), cache.layers
+    yield "the number of layers", one(frame.begin + 4), frame.layers
     if cache.rotations is not None:
         yield "the rotation of keys", one(frame.begin + 8), cache.rotations[0]
         yield "the rotation of values", one(frame.begin + 12), cache.rotations[1]
@@ -286,7 +392,7 @@ def _rows(cache: SequenceCache, frame: _Frame) -> tuple[NDArray[Any], NDArray[An
             if transposed
             else (heads * size * item, size * item, item)
         )
-        shape = (cache.layers, count, heads, size)
+        shape = (frame.layers, count, heads, size)
         return frame.array(at + SIDE_BYTES, f"u{item}", shape, (of_layer, *within))
 
     return (
@@ -295,49 +401,82 @@ def _rows(cache: SequenceCache, frame: _Frame) -> tuple[NDArray[Any], NDArray[An
     )
 
 
-def _check(cache: SequenceCache, frame: _Frame) -> None:
-    """Raises UnsupportedError: the state is of another cache."""
-    if frame.stream >= cache.streams:
-        raise UnsupportedError(f"cells are in stream {frame.stream}; allowed: less than {cache.streams}")
-    if len(frame.state) != _length(cache, frame):
-        raise UnsupportedError(
-            f"a state of {frame.count} cells has {len(frame.state)} bytes; allowed: {_length(cache, frame)}"
+def _check(cache: SequenceCache, state: NDArray[np.uint8]) -> list[_Frame]:
+    """Where the cells are. Raises UnsupportedError: the state is of another cache."""
+    _check_magic(state)
+    frames: list[_Frame] = []
+    end = HEAD_BYTES
+    for layers in cache._sections:
+        frame = _Frame.of(state, end)
+        frames.append(frame)
+        if frame.stream >= cache.streams:
+            raise UnsupportedError(f"cells are in stream {frame.stream}; allowed: less than {cache.streams}")
+        if frame.layers != len(layers):
+            raise UnsupportedError(f"the number of layers is {frame.layers}; allowed: {len(layers)}")
+        end = _end(cache, frame)
+        is_last = len(frames) == len(cache._sections)
+        if len(state) < end or (is_last and len(state) > end):
+            raise UnsupportedError(
+                f"a state of {frame.count} cells has {len(state)} bytes; allowed: {end}"
+                f"{'' if is_last else ' and more'}"
+            )
+        for name, place, value in [
+            *_fields(cache, frame),
+            ("the number of a cell's sequences", frame.cells[:, 1], 1),
+        ]:
+            others = place[place != value]
+            if others.size:
+                raise UnsupportedError(f"{name} is {others[0]}; allowed: {int(value)}")
+    return frames
+
+
+def _check_magic(state: NDArray[np.uint8]) -> None:
+    (magic,) = _Frame(state, 0, 0, 0, 0).numbers(0, "u4", 1)
+    if magic != MAGIC:
+        raise InvalidError(
+            f"a state begins with {magic:#x}; allowed: {MAGIC:#x}, as llama_state_seq_get_data() writes"
         )
-    for name, place, value in [
-        *_fields(cache, frame),
-        ("the number of a cell's sequences", frame.cells[:, 1], 1),
-    ]:
-        others = place[place != value]
-        if others.size:
-            raise UnsupportedError(f"{name} is {others[0]}; allowed: {int(value)}")
 
 
-def _read_cache(frame: _Frame, kv_heads: int, interleaved: bool) -> SequenceCache:
+def _read_cache(
+    state: NDArray[np.uint8], kv_heads: int, interleaved: bool, windowed: tuple[int, ...], window: int
+) -> SequenceCache:
     """The cache whose states have this form. Raises UnsupportedError."""
-    transposed, layers = frame.numbers(frame.begin, "u4", 2)
-    if transposed > 1 or not 1 <= layers <= len(frame.state) // SIDE_BYTES:
+    _check_magic(state)
+    frame = _Frame.of(state, HEAD_BYTES)
+    (transposed,) = frame.numbers(frame.begin, "u4", 1)
+    if transposed > 1 or not 1 <= frame.layers <= len(state) // SIDE_BYTES:
         raise UnsupportedError(
-            f"a state of {frame.count} cells has {layers} layers, and says {transposed} of whether values are "
-            "transposed; allowed: layers, and 0 or 1, directly behind cells of 12 bytes"
+            f"a state of {frame.count} cells has {frame.layers} layers, and says {transposed} of whether "
+            "values are transposed; allowed: layers, and 0 or 1, directly behind cells of 12 bytes"
         )
+    layers = frame.layers + len(windowed)
+    if windowed != tuple(sorted(set(windowed))) or any(not 0 <= layer < layers for layer in windowed):
+        raise InvalidError(f"windowed is {windowed}; allowed: ascending numbers from 0 to {layers - 1}")
     reasons = []
     for rotated in (True, False):
         try:
-            cache = _read_sides(frame, kv_heads, interleaved, bool(transposed), layers, rotated)
-            _check(cache, frame)
+            cache = _read_sides(frame, kv_heads, bool(transposed), rotated)
+            cache = replace(
+                cache,
+                layers=layers,
+                interleaved=interleaved and not cache.key_type.quantized,
+                windowed=windowed,
+                window=window if windowed else 0,
+            )
+            _check(cache, state)
             return cache
         except (UnsupportedError, InvalidError) as error:
             reasons.append(str(error))
     raise UnsupportedError(
-        f"this is not a state of {layers} equal layers with keys and values of {kv_heads} heads: {reasons[0]}; "
-        f"read as an older one: {reasons[1]}"
+        f"this is not a state of {frame.layers} equal layers with keys and values of {kv_heads} heads"
+        f"{f', and {len(windowed)} with a window' if windowed else ''}: {reasons[0]}; read as an older one: "
+        f"{reasons[1]}"
     )
 
 
-def _read_sides(
-    frame: _Frame, kv_heads: int, interleaved: bool, transposed: bool, layers: int, rotated: bool
-) -> SequenceCache:
-    """The cache, as the first layer's keys and values say."""
+def _read_sides(frame: _Frame, kv_heads: int, transposed: bool, rotated: bool) -> SequenceCache:
+    """The cache of these layers, as the first one's keys and values say."""
     at = frame.begin + 8
     rotations = None
     if rotated:
@@ -345,7 +484,7 @@ def _read_sides(
         rotations = keys, values
         at += 8
     key_type, key_size = _side(frame, "keys", at, kv_heads)
-    at += layers * (SIDE_BYTES + frame.count * frame.numbers(at + 4, "u8", 1)[0])
+    at += frame.layers * (SIDE_BYTES + frame.count * frame.numbers(at + 4, "u8", 1)[0])
     if transposed:
         kind, _, elements = frame.numbers(at, "u4", 3)
         value_type = _type("values", kind)
@@ -358,15 +497,15 @@ def _read_sides(
         if size and not of_side.quantized:
             raise UnsupportedError(f"elements of the type {of_side.name} are rotated by {size}; allowed: 0")
     return SequenceCache(
-        layers,
+        frame.layers,
         kv_heads,
         key_size,
         value_size,
         key_type,
         value_type,
-        interleaved and not key_type.quantized,
+        False,
         transposed,
-        frame.numbers(8, "u4", 1)[0],
+        frame.numbers(frame.at, "u4", 1)[0],
         rotations,
     )
 

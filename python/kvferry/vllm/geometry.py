@@ -163,6 +163,14 @@ def draft_cells(model: Model) -> str:
     return hashlib.sha256(repr(groups).encode()).hexdigest() if groups else ""
 
 
+def own_layers(groups: Sequence[Group]) -> tuple[tuple[int, ...], ...]:
+    """The layers of each group of the model itself; none if a group of vLLM has layers of several kinds."""
+    own = [group for group in groups if not group.name.startswith(DRAFT_PREFIX)]
+    if [group.name for group in own] != [own_group_name(number, 0) for number in range(len(own))]:
+        return ()
+    return tuple(group.layers for group in own)
+
+
 def group_order(ranks: Sequence[RankGeometry]) -> list[GroupGeometry]:
     """One description of each group of the model, in the model's order, for making block tables."""
     samples = {group.name: group for rank in ranks for group in rank.groups}

@@ -21,7 +21,7 @@ from kvferry.scheduler import Instruction, InstructionKind, Schedule, TransferPa
 from kvferry.transfer_params import read_id, read_number, read_source, write_source
 from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave_uncached, shorten_prompt
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
-from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order
+from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order, own_layers
 from kvferry.vllm.identity import content_of
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
@@ -51,6 +51,7 @@ class Scheduling:
         self._schedule: Schedule | None = None
         self._groups: list[GroupGeometry] = []
         self._model_groups: Sequence[Group] = ()  # the same, as the model has them
+        self._layers: Sequence[Sequence[int]] = ()  # of each of them, if other engines can use that
         self._keys: dict[str, RequestKey] = {}
         self._loading: set[str] = set()
         self._matched: dict[str, int] = {}  # tokens in the prefix cache at the last match()
@@ -89,6 +90,7 @@ class Scheduling:
         self._groups = group_order(geometries)
         model = build_model(geometries)
         self._model_groups = model.groups
+        self._layers = own_layers(model.groups)
         self._draft = draft_cells(model)
         self._weights = known[0].weights
         self._schedule = Schedule(
@@ -430,7 +432,7 @@ class Scheduling:
         """The parameters that a proxy passes on: to a decode server; of a turn, to the next prefill server."""
         parallel = self._config.parallel_config
         return {
-            **write_source(params, request.request_id, self._weights),
+            **write_source(params, request.request_id, self._weights, self._layers),
             "do_remote_prefill": not is_turn,
             "do_remote_decode": is_turn,
             "remote_block_ids": [list(block_ids[group]) for group in self._cache.transfer_group_ids],
