@@ -161,6 +161,18 @@ def test_layers_with_a_window_keep_the_last_tokens(count: int, less: int) -> Non
         until(lambda: free_tokens(lender) == ROOM)
 
 
+def test_a_window_takes_the_pages_of_its_tokens_only() -> None:
+    form = Form(layers=2, windowed=(0,), window=37)
+    state, _ = state_and_cells(form, 200)
+    with agent_of(form, tokens_per_page=16) as lender:
+        lender.lend(state)
+        free = [len(pages._free) for pages in lender._pages]
+        assert free == [16 - 3, 16 - 13]  # 163 to 199, and 0 to 199
+        with pytest.raises(LimitError, match="200 tokens need 13 pages of 16 tokens; allowed: 3"):
+            lender.lend(state)
+        assert [len(pages._free) for pages in lender._pages] == free
+
+
 def test_other_groups_and_windows_are_refused() -> None:
     form = Form(layers=4, windowed=(0, 2), window=8)
     state, _ = state_and_cells(form, 20)

@@ -307,8 +307,5 @@ class SequenceAgent:
 
 
 def _steps(pages: Sequence[BlockTable], firsts: Sequence[int], end: int) -> list[GroupSteps]:
-    """The tokens of each group, up to the same one; of no tokens, nothing."""
-    return [
-        GroupSteps(table, first, end) if end else GroupSteps()
-        for table, first in zip(pages, firsts, strict=True)
-    ]
+    """The tokens of each group, up to the same one."""
+    return [GroupSteps(table, first, end) for table, first in zip(pages, firsts, strict=True)]
