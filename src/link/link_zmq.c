@@ -118,10 +118,8 @@ static void close_zmq(kvf_link *base) {
     kvf_link_linger(link->listener, KVF_LAST_WORDS_MS);
     kvf_link_linger(link->caller, KVF_LAST_WORDS_MS);
     void *const sockets[] = {link->listener, link->caller, link->monitor, link->guard, link->door.monitor};
-    for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++) {
-        if (sockets[i])
-            (void)zmq_close(sockets[i]);
-    }
+    for (size_t i = 0; i < sizeof sockets / sizeof *sockets; i++)
+        kvf_zmq_close(sockets[i]);
     while (link->zmq && zmq_ctx_term(link->zmq) != 0 && zmq_errno() == EINTR) {
     }
     kvf_mail_close(&link->mail);

@@ -94,6 +94,13 @@ static int watch(void *socket, const char *address, int events) {
     return result;
 }
 
+void kvf_zmq_close(void *socket) {
+    if (!socket)
+        return;
+    (void)watch(socket, NULL, 0);
+    (void)zmq_close(socket);
+}
+
 kvf_status kvf_zmq_monitor(void *zmq, void *socket, const char *address, int events, void **out) {
     const int none = 0;
     *out = zmq_socket(zmq, ZMQ_PAIR);

@@ -49,7 +49,10 @@ bool kvf_zmq_receive_frame(void *socket, zmq_msg_t *frame);
  */
 uint32_t kvf_zmq_receive(void *socket, zmq_msg_t *frames, uint32_t capacity);
 
-/** Makes a PAIR that receives some events of a socket. */
+/** Closes a socket; NULL: there is none. Its events end first: ZeroMQ leaks those whose receiver has been closed. */
+void kvf_zmq_close(void *socket);
+
+/** Makes a PAIR that receives some events of a socket. The socket is closed first, by kvf_zmq_close(). */
 kvf_status kvf_zmq_monitor(void *zmq, void *socket, const char *address, int events, void **out);
 
 /**

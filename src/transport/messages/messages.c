@@ -173,12 +173,11 @@ static void close_endpoint(void *self) {
         kvf_messages_close_clients(endpoint);
         if (endpoint->router_fd >= 0)
             (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, endpoint->router_fd, NULL);
-        (void)zmq_close(endpoint->router);
+        kvf_zmq_close(endpoint->router);
     }
     if (endpoint->door_fd >= 0)
         (void)epoll_ctl(endpoint->epoll_fd, EPOLL_CTL_DEL, endpoint->door_fd, NULL);
-    if (endpoint->door.monitor)
-        (void)zmq_close(endpoint->door.monitor);
+    kvf_zmq_close(endpoint->door.monitor);
     while (endpoint->zmq && zmq_ctx_term(endpoint->zmq) != 0 && zmq_errno() == EINTR) {
     }
     kvf_messages_pool_close(&endpoint->pool);

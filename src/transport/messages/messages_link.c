@@ -53,15 +53,12 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
     void **sockets[] = {&link->dealer, &link->monitor};
     int *fds[] = {&link->dealer_fd, &link->monitor_fd};
     kvf_door_hung_up(&link->endpoint->calls, &link->call);
-    if (link->dealer) {
-        (void)zmq_socket_monitor(link->dealer, NULL, 0);
+    if (link->dealer)
         (void)zmq_setsockopt(link->dealer, ZMQ_LINGER, &linger_ms, sizeof linger_ms);
-    }
     for (int i = 0; i < 2; i++) {
         if (*fds[i] >= 0)
             (void)epoll_ctl(link->endpoint->epoll_fd, EPOLL_CTL_DEL, *fds[i], NULL);
-        if (*sockets[i])
-            (void)zmq_close(*sockets[i]);
+        kvf_zmq_close(*sockets[i]);
         *sockets[i] = NULL;
         *fds[i] = -1;
     }
