@@ -13,12 +13,12 @@ import cells
 import gguf_models as models
 import llama
 import pytest
+from gguf_models import PROMPT
 from llama import BF16, F16, F32, Q4_0, Q8_0, Llama
 
 from kvferry.errors import InvalidError, KvferryError, LimitError, NotFoundError, UnsupportedError
 from kvferry.llamacpp import Context, SequenceAgent, SequenceCache, interleaves, windowed_layers
 
-PROMPT = [(7 * i * i + 3 * i + 11) % 500 + 3 for i in range(70)]
 TOKENS = 16
 KINDS = {F32: "f32", F16: "f16", BF16: "bf16"}
 Made = tuple[ctypes.CDLL, dict[str, pathlib.Path]]

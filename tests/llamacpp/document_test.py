@@ -9,8 +9,9 @@ from typing import Any
 import gguf_models as models
 import llama
 import pytest
+from gguf_models import PROMPT
 from llama import Llama
-from slots_test import PROMPT, Running
+from slots_test import Running
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "llamacpp.md"
 

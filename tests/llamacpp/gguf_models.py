@@ -50,6 +50,7 @@ MODELS = {
     "gemma3": Tiny("Gemma3ForCausalLM", norms=True, windowed=(0, 1, 3, 4)),
 }
 WINDOW = 16
+PROMPT = [(7 * i * i + 3 * i + 11) % 500 + 3 for i in range(70)]
 #: Those of which llama.cpp wants the rows of queries and keys in another order.
 INTERLEAVED = {"llama"}
 

@@ -332,7 +332,7 @@ def test_other_weights_and_models_are_refused() -> None:
         with agent_of(PLAIN, weights="b") as loader:
             with pytest.raises(MismatchError, match="kvferry_weights is 'a'; this engine's weights are 'b'"):
                 loader.load(params)
-            # Whoever passes on other parameters is refused by the agents.
+            # The agents refuse an engine that has passed on other parameters.
             with pytest.raises(KvferryError, match="weights"):
                 loader.load({**params, "kvferry_weights": "b"}, deadline=5).wait(20)
     with agent_of(PLAIN) as lender:

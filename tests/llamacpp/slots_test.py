@@ -14,12 +14,12 @@ from typing import Any
 import cells
 import gguf_models as models
 import pytest
+from gguf_models import PROMPT
 
 from kvferry.errors import InputOutputError, InvalidError, KvferryError, UnsupportedError
 from kvferry.llamacpp import SequenceAgent, SequenceCache, Slot, SlotServer, read_slot, write_slot
 
 MAGIC = 0x67677371
-PROMPT = [(7 * i * i + 3 * i + 11) % 500 + 3 for i in range(70)]
 STATE = cells.write(cells.Form(), range(4))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.errors import InvalidError, LimitError, NotFoundError, UnsupportedError
-from kvferry.llamacpp.state import SequenceCache, State
+from kvferry.llamacpp.state import SequenceCache, State, bytes_of
 
 #: The functions that are used: their results and arguments.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
@@ -189,7 +189,7 @@ class Context:
         Raises LimitError: llama.cpp does not take it, mostly because too few cells are free; its log says why.
         The sequence is empty then.
         """
-        content = np.frombuffer(state, np.uint8) if not isinstance(state, np.ndarray) else state
+        content = bytes_of(state)
         if not self._call(
             "llama_state_seq_set_data", self._pointer, content.ctypes.data, content.nbytes, sequence
         ):

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.errors import InputOutputError, InvalidError, UnsupportedError
-from kvferry.llamacpp import state as states
-from kvferry.llamacpp.state import State
+from kvferry.llamacpp.state import MAGIC as STATE_MAGIC
+from kvferry.llamacpp.state import State, bytes_of
 
 MAGIC = 0x67677371  # "ggsq"
 #: Versions of files whose states are understood.
@@ -31,7 +31,7 @@ VERSIONS = (2, 3, 4)
 PACKET = -1
 PACKET_VERSION = 1
 #: What a state begins with, but not that in a file.
-BEGIN = np.array([states.MAGIC, 0], "<u4").view(np.uint8)
+BEGIN = np.array([STATE_MAGIC, 0], "<u4").view(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def write_slot(
     """
     if version not in VERSIONS:
         raise InvalidError(f"version is {version}; allowed: {VERSIONS[0]} to {VERSIONS[-1]}")
-    content = np.frombuffer(state, np.uint8)
+    content = bytes_of(state)
     if content[:4].tobytes() != BEGIN[:4].tobytes():
         raise InvalidError(f"a state begins with {content[:4].tobytes()!r}; allowed: {BEGIN[:4].tobytes()!r}")
     ids = np.asarray(tokens, "<i4")

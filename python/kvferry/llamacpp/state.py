@@ -75,7 +75,7 @@ class CacheType(enum.Enum):
         return elements // self.block * self.block_bytes if self.quantized else elements
 
     def elements(self, size: int) -> int:
-        """How many elements so many bytes have, in whole blocks."""
+        """The number of elements in whole blocks of this many bytes together."""
         return size // self.block_bytes * self.block
 
 
@@ -145,7 +145,7 @@ class SequenceCache:
         """
         if windowed and window < 2:
             raise InvalidError(f"window is {window}; allowed: 2 and more")
-        return _read_cache(_bytes_of(state), kv_heads, interleaved, tuple(windowed), window)
+        return _read_cache(bytes_of(state), kv_heads, interleaved, tuple(windowed), window)
 
     @property
     def full(self) -> tuple[int, ...]:
@@ -221,8 +221,7 @@ class SequenceCache:
         for frame, first in zip(frames, firsts, strict=True):
             for _, place, value in _fields(self, frame):
                 place[...] = value
-            frame.cells[:, 0], frame.cells[:, 1] = np.arange(first, tokens), 1
-            frame.cells[:, 2] = 0
+            frame.cells[:, 0], frame.cells[:, 2] = np.arange(first, tokens), 0
         return state, self._layers(frames, firsts)
 
     def read(self, state: State) -> list[LayerCells]:
@@ -231,7 +230,7 @@ class SequenceCache:
         Raises InvalidError (this is no state, or one without cells, or its tokens are not those from 0 on; of
         layers with a window, the last ones), UnsupportedError (it is of another cache).
         """
-        frames = _check(self, _bytes_of(state))
+        frames = _check(self, bytes_of(state))
         orders, firsts = [], []
         end = frames[0].count
         for frame, latest in zip(
@@ -344,7 +343,7 @@ def _end(cache: SequenceCache, frame: _Frame) -> int:
 
 
 def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[Any], Any]]:
-    """All but cells, keys and values: name, place and value of each field."""
+    """All but positions, sequences, keys and values: name, place and value of each field."""
     keys, values, after = _places(cache, frame)
     of_keys, of_values = _side_bytes(cache, frame.count)
     others = cache.streams - 1 - frame.stream
@@ -359,6 +358,7 @@ def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[
     yield "the number of cells in other streams", frame.array(frame.at + 4, "u4", (frame.stream,), (4,)), 0
     yield "the number of cells in other streams", frame.array(after, "u4", (others,), (4,)), 0
     yield "the number of cells", one(frame.at + 4 + 4 * frame.stream), frame.count
+    yield "the number of a cell's sequences", frame.cells[:, 1], 1
     yield "whether values are transposed", one(frame.begin), cache.transposed
     yield "the number of layers", one(frame.begin + 4), frame.layers
     if cache.rotations is not None:
@@ -420,10 +420,7 @@ def _check(cache: SequenceCache, state: NDArray[np.uint8]) -> list[_Frame]:
                 f"a state of {frame.count} cells has {len(state)} bytes; allowed: {end}"
                 f"{'' if is_last else ' and more'}"
             )
-        for name, place, value in [
-            *_fields(cache, frame),
-            ("the number of a cell's sequences", frame.cells[:, 1], 1),
-        ]:
+        for name, place, value in _fields(cache, frame):
             others = place[place != value]
             if others.size:
                 raise UnsupportedError(f"{name} is {others[0]}; allowed: {int(value)}")
@@ -531,5 +528,6 @@ def _type(what: str, number: int) -> CacheType:
     return _TYPES[number]
 
 
-def _bytes_of(state: State) -> NDArray[np.uint8]:
+def bytes_of(state: State) -> NDArray[np.uint8]:
+    """The bytes of a state, not copied."""
     return np.frombuffer(state, np.uint8)
