@@ -96,7 +96,7 @@ enum {
     KVF_KEEPS_WINDOW = 2,
     KVF_KEEPS_CHUNK = 4,
     KVF_KEEPS_STATE = 8,
-    KVF_KEEPS_INDEXER = 16, /**< beside KVF_KEEPS_FULL with latents: the key of an indexer of its own */
+    KVF_KEEPS_INDEXER = 16, /**< beside KVF_KEEPS_FULL: the keys of an indexer of its own */
     KVF_KEEPS_SPARSE =
         32, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_SPARSE_TOKENS tokens, with an indexer */
     KVF_KEEPS_HEAVY = 64, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_HEAVY_TOKENS tokens */
@@ -164,6 +164,20 @@ typedef struct kvf_state_fields {
     kvf_dtype dtype;        /**< of the recurrent state, unless a field gives it; 0: the model's */
 } kvf_state_fields;
 
+/**
+ * The indexer of layers with full attention: keys of its own, by which such a layer picks the tokens that it attends to.
+ */
+typedef struct kvf_indexer_fields {
+    const char *width;  /**< elements of a key */
+    uint32_t width_or;  /**< the default of `width`; 0: without it, the model has no indexers */
+    const char *tokens; /**< neighbouring tokens that share a key; NULL: each has its own */
+    uint32_t tokens_or; /**< the default of `tokens` */
+    uint32_t pending; /**< vectors as wide as a key that a token keeps until its key is complete; at most 2 */
+    uint32_t every;   /**< of so many layers one has an indexer, unless a field says it; 0: all */
+    bool quantised;   /**< a key is stored in 8 bits, with scales; false: in the model's type */
+    bool by_layer;    /**< the rules say which layers have an indexer */
+} kvf_indexer_fields;
+
 #define KVF_AS_MANY_AS_HEADS UINT32_MAX
 
 /** Names of the fields that every configuration with heads has in some form. */
@@ -192,17 +206,18 @@ typedef struct kvf_other_heads {
  * 0: the field is required.
  */
 typedef struct kvf_family {
-    const char *model_types;       /**< separated by spaces */
-    const kvf_layer_rule *layers;  /**< tried in order */
-    const kvf_state_fields *state; /**< NULL: none */
-    const kvf_size_names *names;   /**< NULL: those of most families */
-    const kvf_other_heads *other;  /**< NULL: all layers have the same heads */
-    const char *window_names;      /**< NULL: "sliding_window" */
-    const char *window_switch;     /**< the window counts only where this flag is true */
-    const char *v_head_dim;        /**< size of a value head, if it differs from that of a key head */
-    const char *one_kv_head;       /**< true, as it is by default: all query heads share one KV head */
-    const char *one_kv_head_not;   /**< unless this flag is true */
-    const char *shared_layers;     /**< number of last layers that use the cache of another layer */
+    const char *model_types;           /**< separated by spaces */
+    const kvf_layer_rule *layers;      /**< tried in order */
+    const kvf_state_fields *state;     /**< NULL: none */
+    const kvf_indexer_fields *indexer; /**< NULL: none */
+    const kvf_size_names *names;       /**< NULL: those of most families */
+    const kvf_other_heads *other;      /**< NULL: all layers have the same heads */
+    const char *window_names;          /**< NULL: "sliding_window" */
+    const char *window_switch;         /**< the window counts only where this flag is true */
+    const char *v_head_dim;            /**< size of a value head, if it differs from that of a key head */
+    const char *one_kv_head;           /**< true, as it is by default: all query heads share one KV head */
+    const char *one_kv_head_not;       /**< unless this flag is true */
+    const char *shared_layers;         /**< number of last layers that use the cache of another layer */
     const char *draft_layers; /**< by so many layers, which predict further tokens, lists may be longer */
     const char *unused;       /**< fields that seem to decide a size, and do not in this family */
     bool last_is_full;        /**< the last layer has full attention, whatever the rules say */
@@ -211,10 +226,8 @@ typedef struct kvf_family {
     kvf_attention_kind attention;
     kvf_dtype dtype;
     uint32_t heads;
-    uint32_t kv_heads;       /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
-    uint32_t head_dim;       /**< 0: when not given, the hidden size divided by the heads */
-    uint32_t index_head_dim; /**< of the indexer beside a latent; 0: none if not given */
-    uint32_t index_every;    /**< of so many layers one has an indexer, unless a field says it; 0: all */
+    uint32_t kv_heads; /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
+    uint32_t head_dim; /**< 0: when not given, the hidden size divided by the heads */
     uint32_t window, chunk;
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
 } kvf_family;
@@ -231,7 +244,8 @@ const char *kvf_family_window_names(const kvf_family *family);
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-#define KVF_CONFIG_MAX_GROUPS 16u /**< one for each kind of cache in each of its shapes */
+#define KVF_CONFIG_MAX_HEAD_GROUPS 15u /**< of layers with heads: one for each kind in each of its shapes */
+#define KVF_CONFIG_MAX_GROUPS (KVF_CONFIG_MAX_HEAD_GROUPS + 4u) /**< with those of indexers and states */
 #define KVF_CONFIG_MAX_PARTS 4u
 #define KVF_CONFIG_GROUP_NAME_BYTES 16u
 
@@ -242,6 +256,12 @@ typedef struct kvf_heads {
     uint32_t head_dim;   /**< of a key head */
     uint32_t v_head_dim; /**< of a value head */
 } kvf_heads;
+
+/** The indexers of a model. */
+typedef struct kvf_indexer {
+    uint32_t width;  /**< elements of a key; 0: there are none */
+    uint32_t tokens; /**< neighbouring tokens that share a key */
+} kvf_indexer;
 
 /** What is known about a model while its description is built. */
 typedef struct kvf_config {
@@ -254,6 +274,7 @@ typedef struct kvf_config {
     uint32_t layer_count;
     uint8_t *keeps;   /**< [layer] */
     kvf_heads *heads; /**< [layer], where it has attention with heads */
+    kvf_indexer indexer;
     uint32_t *layers; /**< room for the layer lists of all groups: [KVF_CONFIG_MAX_GROUPS][layer_count] */
     uint32_t group_count;
     char group_names[KVF_CONFIG_MAX_GROUPS][KVF_CONFIG_GROUP_NAME_BYTES];
@@ -295,6 +316,15 @@ kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads);
 /** Checks that `kv_heads` divide the query heads. `prefix`, `kv_names` and `query_names` are for the message. */
 kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefix, const char *kv_names,
                                      const char *query_names, const kvf_heads *heads);
+
+/** Reads the indexers and marks the layers that have one of their own. */
+kvf_status kvf_config_read_indexer(kvf_config *config);
+
+/** Adds an indexer's key to the group that was added last, with the scales of a quantised one. */
+void kvf_config_add_indexer_key(kvf_config *config);
+
+/** Adds the groups of the indexers' keys and of what becomes one. The model has indexers. */
+void kvf_config_add_indexer(kvf_config *config);
 
 /** Add the groups of all attention layers, and of all state layers. */
 kvf_status kvf_config_add_attention(kvf_config *config);

@@ -253,10 +253,10 @@ static kvf_status add_heads(kvf_config *config, const char *name, uint8_t what) 
          first = next_shape(config, what, first + 1), number++) {
         char numbered[KVF_CONFIG_GROUP_NAME_BYTES];
         (void)snprintf(numbered, sizeof numbered, number > 1 ? "%s.%u" : "%s", name, number);
-        if (config->group_count == KVF_CONFIG_MAX_GROUPS - 1) /* one is reserved for a state */
+        if (config->group_count == KVF_CONFIG_MAX_HEAD_GROUPS)
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "%sper_layer_config makes more than %u groups of layers with the same heads",
-                            config->fields.prefix, KVF_CONFIG_MAX_GROUPS - 1);
+                            config->fields.prefix, KVF_CONFIG_MAX_HEAD_GROUPS);
         kvf_group_desc *group = kvf_config_add_group(config, numbered, KVF_GROUP_TOKENS);
         group->window_tokens = what == KVF_KEEPS_WINDOW ? config->window_tokens : 0;
         group->chunk_tokens = what == KVF_KEEPS_CHUNK ? config->chunk_tokens : 0;

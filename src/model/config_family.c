@@ -229,6 +229,17 @@ static const kvf_state_fields kimi_delta = {
 static const kvf_state_fields short_conv = {
     .kind = KVF_STATE_CONV, .conv = "conv_L_cache", .inner = "conv_dim|hidden_size"};
 
+/* ---- indexers -------------------------------------------------------------------------------- */
+
+/* Of models that may have none; of such as always have one; and of such as have one in every fourth layer. */
+static const kvf_indexer_fields index_keys = {.width = "index_head_dim", .quantised = true};
+
+static const kvf_indexer_fields index_keys_of_128 = {
+    .width = "index_head_dim", .width_or = 128, .quantised = true};
+
+static const kvf_indexer_fields index_keys_in_every_4th = {
+    .width = "index_head_dim", .width_or = 128, .every = 4, .quantised = true};
+
 /* ---- names of fields, and heads that differ ---------------------------------------------------- */
 
 static const kvf_size_names most_names = {.layers = "num_hidden_layers",
@@ -494,23 +505,23 @@ static const kvf_family families[] = {
     /* One latent for all heads; with an indexer key where there is an index_head_dim, or always. */
     {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite axk1 mistral4 youtu",
      .attention = KVF_ATTENTION_LATENT,
-     .layers = all_full},
+     .layers = all_full,
+     .indexer = &index_keys},
     {.model_types = "deepseek_v32 glm_moe_dsa",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
-     .index_head_dim = 128},
+     .indexer = &index_keys_of_128},
     {.model_types = "hy_v4",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
-     .index_head_dim = 128,
-     .index_every = 4},
+     .indexer = &index_keys_in_every_4th},
 
     /* One latent for all heads in a window, and in some layers also one for several tokens. */
     {.model_types = "deepseek_v4",
      .attention = KVF_ATTENTION_COMPRESSED,
      .layers = by_ratio,
+     .indexer = &index_keys_of_128,
      .head_dim = 512,
-     .index_head_dim = 128,
      .window = 128,
      .unused = "q_lora_rank o_lora_rank o_groups index_n_heads num_hash_layers dspark_block_size "
                "dspark_markov_rank dspark_target_layer_ids vision_n_layers vision_dim vision_n_heads "
@@ -562,7 +573,8 @@ static const kvf_family families[] = {
     {.model_types = "kimi_linear",
      .attention = KVF_ATTENTION_LATENT,
      .layers = listed_from_1,
-     .state = &kimi_delta},
+     .state = &kimi_delta,
+     .indexer = &index_keys},
 };
 
 bool kvf_config_is_among(const char *word, const char *words) {

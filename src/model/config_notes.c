@@ -16,6 +16,7 @@ typedef enum condition {
     ALWAYS,
     LATENT,     /* the model has attention with latents of each token */
     COMPRESSED, /* the model has latents that several tokens share */
+    INDEXERS,   /* layers with full attention may have indexers */
     STATE,      /* the model has a recurrent state */
     CHUNKS,     /* the family has chunks in some layers, or in some models */
     NO_WINDOW,  /* no layer of this model has a window */
@@ -32,9 +33,9 @@ static const name_row read_names[] = {
     {ALWAYS, "head_dim attention_head_dim"},
     {ALWAYS, "layer_types layers_block_type per_layer_config"},
     {CHUNKS, "attention_chunk_size"},
-    {LATENT, "kv_lora_rank qk_rope_head_dim index_head_dim indexer_types index_topk_freq index_topk_pattern "
-             "index_skip_topk_offset"},
-    {COMPRESSED, "qk_rope_head_dim index_head_dim compress_rates compress_rate_csa compress_rate_hca"},
+    {LATENT, "kv_lora_rank qk_rope_head_dim"},
+    {INDEXERS, "indexer_types index_topk_freq index_topk_pattern index_skip_topk_offset"},
+    {COMPRESSED, "qk_rope_head_dim compress_rates compress_rate_csa compress_rate_hca"},
     {STATE, "mamba_ssm_cache_dtype mamba_ssm_dtype"},
 };
 
@@ -102,6 +103,8 @@ static bool holds(const kvf_config *config, condition when) {
         return family->attention == KVF_ATTENTION_LATENT;
     case COMPRESSED:
         return family->attention == KVF_ATTENTION_COMPRESSED;
+    case INDEXERS:
+        return family->indexer && family->attention != KVF_ATTENTION_COMPRESSED;
     case STATE:
         return family->state != NULL;
     case CHUNKS:
@@ -145,6 +148,9 @@ static bool is_of_family(const kvf_config *config, const char *name) {
     if (is_one(name, family->window_switch) || is_one(name, family->v_head_dim) ||
         is_one(name, family->one_kv_head) || is_one(name, family->one_kv_head_not) ||
         is_one(name, family->shared_layers))
+        return true;
+    const kvf_indexer_fields *indexer = family->indexer;
+    if (indexer && (is_one(name, indexer->width) || is_one(name, indexer->tokens)))
         return true;
     const kvf_state_fields *state = family->state;
     return state && (is_one(name, state->conv) || is_one(name, state->expand) || is_one(name, state->inner) ||

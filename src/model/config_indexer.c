@@ -1,0 +1,142 @@
+/*
+ * The indexers of layers with full attention.
+ *
+ * A token's key may stand beside its latent, in one group with it. A key for several tokens is in a group of its own,
+ * and so is the key beside heads:
+ *
+ *   group            has one row for      and the parts
+ *   indexer          `tokens` tokens      indexer, perhaps indexer_scale
+ *   indexer.state    a token, window      indexer_key, perhaps indexer_gate
+ *
+ * The second group exists where tokens share a key: it has what the tokens of the next key give to it.
+ */
+#include "model/config.h"
+
+/* How many elements of a quantised key share one scale, and the types of both: 128 bytes and a 4-byte scale for each
+ * token, values first, then scales. */
+#define SCALE_ELEMENTS 128u
+#define KEY_DTYPE KVF_DTYPE_F8_E4M3
+#define SCALE_DTYPE KVF_DTYPE_F32
+
+/* ---- which layers ---------------------------------------------------------------------------- */
+
+/* A list says of each layer whether it has an indexer of its own, by words or, as a text, by their first letters. */
+static kvf_status mark_listed(kvf_config *config, const char *field, struct json_object *list) {
+    bool letters = json_object_is_type(list, json_type_string);
+    size_t count = letters ? (size_t)json_object_get_string_len(list) : json_object_array_length(list);
+    if (count != config->layer_count)
+        return kvf_fail(KVF_E_INVALID, "%s%s describes %zu layers, but the model has %u",
+                        config->fields.prefix, field, count, config->layer_count);
+    for (uint32_t i = 0; i < config->layer_count; i++) {
+        char letter[2] = {letters ? json_object_get_string(list)[i] : '\0'};
+        const char *word = letters ? letter : json_object_get_string(json_object_array_get_idx(list, i));
+        bool own = word && strcmp(word, letters ? "F" : "full") == 0;
+        if (!own && (!word || strcmp(word, letters ? "S" : "shared") != 0))
+            return kvf_fail(KVF_E_INVALID, "%s%s[%u] is \"%.40s\"; allowed: %s", config->fields.prefix, field,
+                            i, word ? word : "null", letters ? "F and S" : "full and shared");
+        if (own && (config->keeps[i] & KVF_KEEPS_FULL))
+            config->keeps[i] |= KVF_KEEPS_INDEXER;
+    }
+    return KVF_OK;
+}
+
+/* Without a list, one of every few layers has an indexer, and all of the first ones. */
+static kvf_status mark_by_period(kvf_config *config) {
+    bool given;
+    uint32_t every = config->family->indexer->every;
+    uint32_t offset = 2;
+    kvf_status status =
+        kvf_field_number(&config->fields, "index_topk_freq", 0, KVF_MODEL_MAX_LAYERS, &given, &every);
+    if (!status)
+        status = kvf_field_number(&config->fields, "index_skip_topk_offset", 0, KVF_MODEL_MAX_LAYERS, &given,
+                                  &offset);
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        uint32_t behind = i + 1 > offset ? i + 1 - offset : 0;
+        if ((config->keeps[i] & KVF_KEEPS_FULL) && (every < 2 || behind % every == 0))
+            config->keeps[i] |= KVF_KEEPS_INDEXER;
+    }
+    return status;
+}
+
+/* Marks the layers that have an indexer of their own; the others use that of a layer before them. */
+static kvf_status mark(kvf_config *config) {
+    struct json_object *types;
+    struct json_object *pattern = NULL;
+    const char *name;
+    kvf_status status = kvf_field_list(&config->fields, "indexer_types", &types, &name);
+    if (!status && !types)
+        status = kvf_field_find(&config->fields, "index_topk_pattern", &pattern, &name);
+    if (status)
+        return status;
+    if (pattern && !json_object_is_type(pattern, json_type_string) &&
+        !json_object_is_type(pattern, json_type_array))
+        return kvf_fail(KVF_E_INVALID, "%s%s is neither a text nor a list", config->fields.prefix, name);
+    status = types || pattern ? mark_listed(config, name, types ? types : pattern) : mark_by_period(config);
+    uint32_t first = 0;
+    while (first < config->layer_count && !(config->keeps[first] & KVF_KEEPS_FULL))
+        first++;
+    if (!status && first < config->layer_count && !(config->keeps[first] & KVF_KEEPS_INDEXER))
+        status = kvf_fail(KVF_E_INVALID, "layer %u has no indexer, and no layer before it has one", first);
+    return status;
+}
+
+/* ---- sizes ----------------------------------------------------------------------------------- */
+
+static kvf_status read_width(kvf_config *config) {
+    const kvf_indexer_fields *names = config->family->indexer;
+    uint32_t width = names->width_or;
+    bool given;
+    kvf_status status =
+        kvf_field_number(&config->fields, names->width, 1, KVF_CONFIG_MAX_WIDTH, &given, &width);
+    config->indexer.width = width;
+    if (!status && names->quantised && width % SCALE_ELEMENTS)
+        status = kvf_fail(KVF_E_INVALID, "%s%s is %u; it must be a multiple of %u", config->fields.prefix,
+                          kvf_field_name(&config->fields, names->width).text, width, SCALE_ELEMENTS);
+    return status;
+}
+
+kvf_status kvf_config_read_indexer(kvf_config *config) {
+    const kvf_indexer_fields *names = config->family->indexer;
+    if (!names)
+        return KVF_OK;
+    kvf_status status = read_width(config);
+    if (status || !config->indexer.width)
+        return status;
+    config->indexer.tokens = 1;
+    if (names->tokens)
+        status = kvf_field_need(&config->fields, names->tokens, 1, KVF_CONFIG_MAX_WINDOW, names->tokens_or,
+                                &config->indexer.tokens);
+    bool marked = names->by_layer || config->family->attention == KVF_ATTENTION_COMPRESSED;
+    return status || marked ? status : mark(config);
+}
+
+/* ---- building -------------------------------------------------------------------------------- */
+
+static void add_part(kvf_config *config, const char *name, kvf_dtype dtype, uint32_t elements) {
+    kvf_part_desc *part = kvf_config_add_part(config, name, dtype);
+    part->units = 1;
+    part->cell_elements = elements;
+    part->tensor = 1;
+    part->tp_rule = KVF_TP_REPLICATE;
+}
+
+void kvf_config_add_indexer_key(kvf_config *config) {
+    bool quantised = config->family->indexer->quantised;
+    add_part(config, "indexer", quantised ? KEY_DTYPE : config->dtype, config->indexer.width);
+    if (quantised)
+        add_part(config, "indexer_scale", SCALE_DTYPE, config->indexer.width / SCALE_ELEMENTS);
+}
+
+void kvf_config_add_indexer(kvf_config *config) {
+    static const char *const pending[] = {"indexer_key", "indexer_gate"};
+    uint32_t tokens = config->indexer.tokens;
+    kvf_config_add_group(config, "indexer", KVF_GROUP_TOKENS)->tokens_per_step = tokens;
+    kvf_config_add_layers(config, KVF_KEEPS_INDEXER);
+    kvf_config_add_indexer_key(config);
+    if (tokens == 1)
+        return;
+    kvf_config_add_group(config, "indexer.state", KVF_GROUP_TOKENS)->window_tokens = tokens;
+    kvf_config_add_layers(config, KVF_KEEPS_INDEXER);
+    for (uint32_t i = 0; i < config->family->indexer->pending; i++)
+        add_part(config, pending[i], config->dtype, config->indexer.width);
+}
