@@ -67,6 +67,13 @@ static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
     return KVF_OK;
 }
 
+/* Whether something is kept in the model's own type whatever the cache's is: a state, or what an indexer keeps beside
+ * quantised keys or instead of them. */
+static bool keeps_own_type(const kvf_config *config) {
+    const kvf_indexer_fields *indexer = config->family->indexer;
+    return kvf_config_has(config, KVF_KEEPS_STATE) || (indexer && (!indexer->dtype || indexer->pending));
+}
+
 /* The model's element type: the language model's, or that of the whole configuration, or the family's. */
 static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
     static const char names[] = "dtype|torch_dtype";
@@ -81,9 +88,9 @@ static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
         return kvf_fail_in(KVF_E_INVALID, "dtype: ");
     if (config->dtype)
         return KVF_OK;
-    bool only_attention = !kvf_config_has(config, KVF_KEEPS_STATE);
+    bool only_attention = !keeps_own_type(config);
     if (config->options.cache_dtype && only_attention)
-        return KVF_OK; /* nothing is cached in the model's own type */
+        return KVF_OK;
     return kvf_fail(KVF_E_INVALID, "%sdtype (or torch_dtype) is missing%s", config->fields.prefix,
                     only_attention ? ", and no cache_dtype is given" : "");
 }
@@ -132,6 +139,8 @@ static kvf_status build(kvf_config *config, kvf_model **out) {
     kvf_status status = kvf_config_add_attention(config);
     if (!status)
         status = kvf_config_add_state(config);
+    if (!status)
+        status = kvf_config_add_stream_conv(config);
     if (!status && config->group_count == 0)
         status = kvf_fail(KVF_E_INVALID, "%s%s is %u, and none of them keeps a cache", config->fields.prefix,
                           kvf_field_name(&config->fields, kvf_family_names(config->family)->layers).text,

@@ -99,7 +99,8 @@ enum {
     KVF_KEEPS_INDEXER = 16, /**< beside KVF_KEEPS_FULL: the keys of an indexer of its own */
     KVF_KEEPS_SPARSE =
         32, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_SPARSE_TOKENS tokens, with an indexer */
-    KVF_KEEPS_HEAVY = 64, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_HEAVY_TOKENS tokens */
+    KVF_KEEPS_HEAVY = 64,    /**< beside KVF_KEEPS_WINDOW: an entry for KVF_HEAVY_TOKENS tokens */
+    KVF_KEEPS_STREAMS = 128, /**< the last inputs of a convolution over the residual streams */
 };
 #define KVF_KEEPS_ATTENTION (KVF_KEEPS_FULL | KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)
 #define KVF_KEEPS_COMPRESSED (KVF_KEEPS_SPARSE | KVF_KEEPS_HEAVY)
@@ -145,9 +146,10 @@ typedef enum kvf_state_kind {
     KVF_STATE_NONE = 0,
     KVF_STATE_MAMBA1,
     KVF_STATE_MAMBA2,
-    KVF_STATE_GDN,  /**< gated delta net */
-    KVF_STATE_KDA,  /**< Kimi delta attention */
-    KVF_STATE_CONV, /**< a short convolution, and no recurrent state */
+    KVF_STATE_GDN,   /**< gated delta net */
+    KVF_STATE_KDA,   /**< Kimi delta attention */
+    KVF_STATE_CONV,  /**< a short convolution, and no recurrent state */
+    KVF_STATE_CONVS, /**< one over keys, values, what the attention gives and what the MLP gives, each */
 } kvf_state_kind;
 
 /** Names of the fields that decide the size of a recurrent state. Those that a kind does not use are NULL. */
@@ -164,18 +166,35 @@ typedef struct kvf_state_fields {
     kvf_dtype dtype;        /**< of the recurrent state, unless a field gives it; 0: the model's */
 } kvf_state_fields;
 
+#define KVF_INDEXER_SCALE_ELEMENTS 128u
+
+/** A convolution over the residual streams of some layers, beside what else they keep. Every rank keeps all of it. */
+typedef struct kvf_stream_conv_fields {
+    const char
+        *layers; /**< lists these layers, the first of the model as 1; missing or empty: there are none */
+    const char *taps;                          /**< the state keeps (taps - 1) x dilation inputs */
+    const char *dilation;                      /**< between two taps */
+    const char *streams;                       /**< each as wide as the hidden size */
+    uint32_t taps_or, dilation_or, streams_or; /**< the defaults */
+} kvf_stream_conv_fields;
+
 /**
  * The indexer of layers with full attention: keys of its own, by which such a layer picks the tokens that it attends to.
  */
 typedef struct kvf_indexer_fields {
-    const char *width;  /**< elements of a key */
-    uint32_t width_or;  /**< the default of `width`; 0: without it, the model has no indexers */
+    const char *width;   /**< elements of a key */
+    uint32_t width_or;   /**< the default of `width`; 0: without it, the model has no indexers */
+    const char *enabled; /**< a flag without which there are none; NULL: there is no such field */
+    const char *heads;   /**< heads of a key, of which there must be one; NULL: there is no such field */
+    const char
+        *no_values;     /**< a list with 1 for each layer that keeps no value beside its key, as all must */
     const char *tokens; /**< neighbouring tokens that share a key; NULL: each has its own */
     uint32_t tokens_or; /**< the default of `tokens` */
     uint32_t pending; /**< vectors as wide as a key that a token keeps until its key is complete; at most 2 */
     uint32_t every;   /**< of so many layers one has an indexer, unless a field says it; 0: all */
-    bool quantised;   /**< a key is stored in 8 bits, with scales; false: in the model's type */
     bool by_layer;    /**< the rules say which layers have an indexer */
+    kvf_dtype dtype;  /**< of a key, whatever the cache's is; 0: the model's */
+    bool scaled;      /**< KVF_INDEXER_SCALE_ELEMENTS elements of a key share a scale */
 } kvf_indexer_fields;
 
 #define KVF_AS_MANY_AS_HEADS UINT32_MAX
@@ -206,22 +225,23 @@ typedef struct kvf_other_heads {
  * 0: the field is required.
  */
 typedef struct kvf_family {
-    const char *model_types;           /**< separated by spaces */
-    const kvf_layer_rule *layers;      /**< tried in order */
-    const kvf_state_fields *state;     /**< NULL: none */
-    const kvf_indexer_fields *indexer; /**< NULL: none */
-    const kvf_size_names *names;       /**< NULL: those of most families */
-    const kvf_other_heads *other;      /**< NULL: all layers have the same heads */
-    const char *window_names;          /**< NULL: "sliding_window" */
-    const char *window_switch;         /**< the window counts only where this flag is true */
-    const char *v_head_dim;            /**< size of a value head, if it differs from that of a key head */
-    const char *one_kv_head;           /**< true, as it is by default: all query heads share one KV head */
-    const char *one_kv_head_not;       /**< unless this flag is true */
-    const char *shared_layers;         /**< number of last layers that use the cache of another layer */
-    const char *draft_layers; /**< by so many layers, which predict further tokens, lists may be longer */
-    const char *unused;       /**< fields that seem to decide a size, and do not in this family */
-    bool last_is_full;        /**< the last layer has full attention, whatever the rules say */
-    bool null_kv_heads;       /**< null as the number of KV heads means as many as heads */
+    const char *model_types;                   /**< separated by spaces */
+    const kvf_layer_rule *layers;              /**< tried in order */
+    const kvf_state_fields *state;             /**< NULL: none */
+    const kvf_indexer_fields *indexer;         /**< NULL: none */
+    const kvf_stream_conv_fields *stream_conv; /**< NULL: none */
+    const kvf_size_names *names;               /**< NULL: those of most families */
+    const kvf_other_heads *other;              /**< NULL: all layers have the same heads */
+    const char *window_names;                  /**< NULL: "sliding_window" */
+    const char *window_switch;                 /**< the window counts only where this flag is true */
+    const char *v_head_dim;      /**< size of a value head, if it differs from that of a key head */
+    const char *one_kv_head;     /**< true, as it is by default: all query heads share one KV head */
+    const char *one_kv_head_not; /**< unless this flag is true */
+    const char *shared_layers;   /**< number of last layers that use the cache of another layer */
+    const char *draft_layers;    /**< by so many layers, which predict further tokens, lists may be longer */
+    const char *unused;          /**< fields that seem to decide a size, and do not in this family */
+    bool last_is_full;           /**< the last layer has full attention, whatever the rules say */
+    bool null_kv_heads;          /**< null as the number of KV heads means as many as heads */
 
     kvf_attention_kind attention;
     kvf_dtype dtype;
@@ -304,6 +324,16 @@ void kvf_config_add_layers(kvf_config *config, uint8_t what);
 /** Adds a zeroed part to the group that was added last. */
 kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype);
 
+/** Adds the parts of layers with these heads to the group that was added last. */
+typedef kvf_status kvf_add_heads_fn(kvf_config *config, const kvf_heads *heads);
+
+/**
+ * Adds a group, with its layers, for each shape of the heads of those layers that keep `what`: `name`, and if they
+ * differ `name`.2 ... `add` adds each group's parts.
+ */
+kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, uint8_t what,
+                                   kvf_add_heads_fn *add);
+
 /** Whether some layer keeps `what`. */
 bool kvf_config_has(const kvf_config *config, uint8_t what);
 
@@ -320,15 +350,16 @@ kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefi
 /** Reads the indexers and marks the layers that have one of their own. */
 kvf_status kvf_config_read_indexer(kvf_config *config);
 
-/** Adds an indexer's key to the group that was added last, with the scales of a quantised one. */
-void kvf_config_add_indexer_key(kvf_config *config);
+/** Adds an indexer's key, with the scales of a quantised one, to the group that was added last, as a tensor of it. */
+void kvf_config_add_indexer_key(kvf_config *config, uint32_t tensor);
 
 /** Adds the groups of the indexers' keys and of what becomes one. The model has indexers. */
 void kvf_config_add_indexer(kvf_config *config);
 
-/** Add the groups of all attention layers, and of all state layers. */
+/** Add the groups of all attention layers, of all state layers, and of those with a convolution over streams. */
 kvf_status kvf_config_add_attention(kvf_config *config);
 kvf_status kvf_config_add_state(kvf_config *config);
+kvf_status kvf_config_add_stream_conv(kvf_config *config);
 
 /** Add the groups of attention layers with latents, or with compressed ones, after kvf_config_override_heads(). */
 kvf_status kvf_config_add_latents(kvf_config *config);

@@ -1,5 +1,6 @@
 /*
- * The groups of attention layers: K and V for each KV head; those of latents are in config_latent.c.
+ * The groups of attention layers: K and V for each KV head, and the keys of indexers beside them; those of latents are
+ * in config_latent.c.
  */
 #include <stdio.h>
 
@@ -214,7 +215,7 @@ static void add_scale(kvf_config *config, const char *name, const kvf_heads *hea
     scale->tensor = 1;
 }
 
-static void add_head_parts(kvf_config *config, const kvf_heads *heads) {
+static kvf_status add_head_parts(kvf_config *config, const kvf_heads *heads) {
     kvf_dtype dtype = config->options.cache_dtype ? config->options.cache_dtype : config->dtype;
     for (uint32_t i = 0; i < 2; i++) {
         kvf_part_desc *part = kvf_config_add_part(config, i ? "v" : "k", dtype);
@@ -225,6 +226,7 @@ static void add_head_parts(kvf_config *config, const kvf_heads *heads) {
         add_scale(config, "k_scale", heads);
         add_scale(config, "v_scale", heads);
     }
+    return KVF_OK;
 }
 
 static bool same_heads(const kvf_heads *a, const kvf_heads *b) {
@@ -246,8 +248,8 @@ static uint32_t next_shape(const kvf_config *config, uint8_t what, uint32_t afte
     return config->layer_count;
 }
 
-/* Adds a group for each shape of the layers that keep `what`: "full", and if they differ "full.2" ... */
-static kvf_status add_heads(kvf_config *config, const char *name, uint8_t what) {
+kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, uint8_t what,
+                                   kvf_add_heads_fn *add) {
     uint32_t number = 1;
     for (uint32_t first = next_shape(config, what, 0); first < config->layer_count;
          first = next_shape(config, what, first + 1), number++) {
@@ -257,15 +259,22 @@ static kvf_status add_heads(kvf_config *config, const char *name, uint8_t what) 
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "%sper_layer_config makes more than %u groups of layers with the same heads",
                             config->fields.prefix, KVF_CONFIG_MAX_HEAD_GROUPS);
-        kvf_group_desc *group = kvf_config_add_group(config, numbered, KVF_GROUP_TOKENS);
+        kvf_group_desc *group = kvf_config_add_group(config, numbered, kind);
         group->window_tokens = what == KVF_KEEPS_WINDOW ? config->window_tokens : 0;
         group->chunk_tokens = what == KVF_KEEPS_CHUNK ? config->chunk_tokens : 0;
         for (uint32_t i = first; i < config->layer_count; i++)
             if ((config->keeps[i] & what) && same_heads(&config->heads[i], &config->heads[first]))
                 kvf_config_add_layer(config, i);
-        add_head_parts(config, &config->heads[first]);
+        kvf_status status = add(config, &config->heads[first]);
+        if (status)
+            return status;
     }
     return KVF_OK;
+}
+
+/* Adds a group for each shape of the layers that keep `what`: "full", and if they differ "full.2" ... */
+static kvf_status add_heads(kvf_config *config, const char *name, uint8_t what) {
+    return kvf_config_add_by_heads(config, name, KVF_GROUP_TOKENS, what, add_head_parts);
 }
 
 static kvf_status add_head_groups(kvf_config *config) {
@@ -274,7 +283,13 @@ static kvf_status add_head_groups(kvf_config *config) {
         status = add_heads(config, "full", KVF_KEEPS_FULL);
     if (!status)
         status = add_heads(config, "swa", KVF_KEEPS_WINDOW);
-    return status ? status : add_heads(config, "chunked", KVF_KEEPS_CHUNK);
+    if (!status)
+        status = add_heads(config, "chunked", KVF_KEEPS_CHUNK);
+    if (!status)
+        status = kvf_config_read_indexer(config);
+    if (!status && config->indexer.width && kvf_config_has(config, KVF_KEEPS_INDEXER))
+        kvf_config_add_indexer(config);
+    return status;
 }
 
 /* ---- all of it ------------------------------------------------------------------------------- */

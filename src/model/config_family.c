@@ -96,6 +96,36 @@ static const kvf_layer_rule state_but_every_4th[] = {
     END,
 };
 
+static const kvf_layer_rule delta_but_every_4th[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_NUMBERS,
+     .field = "linear_attn_config.full_attn_layers",
+     .second = "linear_attn_config.kda_layers",
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_STATE},
+    LAST_OF_EACH(NULL, 4, KVF_KEEPS_STATE),
+    END,
+};
+
+/* Some layers have an indexer: a flag says which. */
+#define SPARSE_FLAGS                                                                                         \
+    {                                                                                                        \
+        .kind = KVF_RULE_FLAGS, .field = "sparse_attention_config.sparse_attention_freq",                    \
+        .picked = KVF_KEEPS_FULL, .others = KVF_KEEPS_FULL | KVF_KEEPS_INDEXER                               \
+    }
+
+static const kvf_layer_rule sparse_by_flag[] = {LAYER_TYPES, SPARSE_FLAGS, END};
+static const kvf_layer_rule sparse_by_flag_or_none[] = {LAYER_TYPES, SPARSE_FLAGS, ALL_FULL, END};
+
+static const kvf_layer_rule window_listed_beside_convs[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_NUMBERS,
+     .field = "local_layer_ids",
+     .picked = KVF_KEEPS_WINDOW | KVF_KEEPS_STATE,
+     .others = KVF_KEEPS_FULL | KVF_KEEPS_STATE},
+    END,
+};
+
 static const kvf_layer_rule one_of_a_period[] = {
     WORDS("layers_block_type"),
     {.kind = KVF_RULE_OFFSET,
@@ -226,19 +256,59 @@ static const kvf_state_fields kimi_delta = {
     .head_dim = "linear_attn_config.head_dim|linear_head_dim",
     .dtype = KVF_DTYPE_F32};
 
+/* A state's convolution is not the only one: words of n tokens are embedded and spread by another. */
+static const kvf_stream_conv_fields ngram_conv = {.layers = "ple_layer_ids",
+                                                  .taps = "ple_conv_kernel_size",
+                                                  .taps_or = 4,
+                                                  .dilation = "ngram_size",
+                                                  .dilation_or = 3,
+                                                  .streams = "hc_count",
+                                                  .streams_or = 4};
+
 static const kvf_state_fields short_conv = {
     .kind = KVF_STATE_CONV, .conv = "conv_L_cache", .inner = "conv_dim|hidden_size"};
 
+static const kvf_state_fields four_convs = {.kind = KVF_STATE_CONVS,
+                                            .conv = "sconv_kernel_size|conv_kernel_size"};
+
 /* ---- indexers -------------------------------------------------------------------------------- */
 
-/* Of models that may have none; of such as always have one; and of such as have one in every fourth layer. */
-static const kvf_indexer_fields index_keys = {.width = "index_head_dim", .quantised = true};
+/* Quantised whatever the cache's type is: 8 bits an element, then the scales. */
+#define QUANTISED .dtype = KVF_DTYPE_F8_E4M3, .scaled = true
 
-static const kvf_indexer_fields index_keys_of_128 = {
-    .width = "index_head_dim", .width_or = 128, .quantised = true};
+/* Of models that may have none; of such as always have one; and of such as have one in every fourth layer. */
+static const kvf_indexer_fields index_keys = {.width = "index_head_dim", QUANTISED};
+
+static const kvf_indexer_fields index_keys_of_128 = {.width = "index_head_dim", .width_or = 128, QUANTISED};
 
 static const kvf_indexer_fields index_keys_in_every_4th = {
-    .width = "index_head_dim", .width_or = 128, .every = 4, .quantised = true};
+    .width = "index_head_dim", .width_or = 128, .every = 4, QUANTISED};
+
+/* A key for several tokens; until it is complete, a token keeps its own and what weighs it. */
+static const kvf_indexer_fields pooled_index_keys = {
+    .width = "index_head_dim", .width_or = 128, .tokens = "index_kpool", .pending = 2, QUANTISED};
+
+static const kvf_indexer_fields region_index_keys = {.width = "sparse_config.proxy_dim",
+                                                     .width_or = 256,
+                                                     .enabled = "sparse_config.enabled",
+                                                     .heads = "sparse_config.sparse_indexer_num_k_heads",
+                                                     .tokens = "sparse_config.region_block_size",
+                                                     .tokens_or = 8,
+                                                     .pending = 2,
+                                                     .dtype = KVF_DTYPE_F8_E4M3};
+
+/* The tokens of a key weigh alike. */
+static const kvf_indexer_fields mean_index_keys = {.width = "indexer_head_dim",
+                                                   .heads = "indexer_kv_heads",
+                                                   .tokens = "indexer_compress_ratio",
+                                                   .pending = 1};
+
+/* A key of each token, in layers that the configuration names. */
+static const kvf_indexer_fields named_index_keys = {
+    .width = "index_head_dim|sparse_attention_config.sparse_index_dim",
+    .width_or = 128,
+    .no_values = "sparse_attention_config.sparse_disable_index_value",
+    .by_layer = true};
 
 /* ---- names of fields, and heads that differ ---------------------------------------------------- */
 
@@ -282,6 +352,18 @@ static const kvf_other_heads step_window = {
     .kv_heads = "attention_other_setting.num_attention_groups",
     .head_dim = "attention_other_setting.head_dim"};
 
+static const kvf_other_heads step5_window = {
+    .keeps = KVF_KEEPS_WINDOW,
+    .keeps_field = "attention_other_setting.attention_type",
+    .query_heads = "swa_num_attention_heads|attention_other_setting.num_attention_heads",
+    .kv_heads = "attention_other_setting.num_attention_groups",
+    .head_dim = "attention_other_setting.head_dim"};
+
+static const kvf_other_heads inkling_window = {.keeps = KVF_KEEPS_WINDOW,
+                                               .query_heads = "swa_num_attention_heads",
+                                               .kv_heads = "swa_num_key_value_heads",
+                                               .head_dim = "swa_head_dim"};
+
 /* ---- families -------------------------------------------------------------------------------- */
 
 /* Gemma 4, whose classes differ in the window. */
@@ -290,6 +372,14 @@ static const kvf_other_heads step_window = {
         .model_types = (types), .attention = KVF_ATTENTION_HEADS, .layers = window_but_every_6th,            \
         .head_dim = 256, .window = (window_tokens), .other = &gemma4_full,                                   \
         .shared_layers = "num_kv_shared_layers", .last_is_full = true                                        \
+    }
+
+/* Inkling, whose classes differ in the size of a head that is not given. */
+#define INKLING(types, head)                                                                                 \
+    {                                                                                                        \
+        .model_types = (types), .attention = KVF_ATTENTION_HEADS, .layers = window_listed_beside_convs,      \
+        .other = &inkling_window, .window_names = "sliding_window_size|sliding_window",                      \
+        .state = &four_convs, .unused = "number_of_conv_states", .head_dim = (head), .window = 512           \
     }
 
 static const kvf_family families[] = {
@@ -309,7 +399,7 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .null_kv_heads = true},
-    {.model_types = "glm glm4 minimax_m2 hy_v3 solar_open helium",
+    {.model_types = "glm glm4 hy_v3 solar_open helium",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .head_dim = 128},
@@ -363,6 +453,22 @@ static const kvf_family families[] = {
      .layers = all_window,
      .window = 4096,
      .window_switch = "use_sliding_window"},
+
+    /* Full attention, with an indexer in some layers. (Checkpoints of MiniMax M3 name M2 as their text's type.) */
+    {.model_types = "minimax_m2",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = sparse_by_flag_or_none,
+     .indexer = &named_index_keys,
+     .unused = "index_block_size sparse_attention_config.sparse_block_size "
+               "sparse_attention_config.sparse_num_index_heads",
+     .head_dim = 128},
+    {.model_types = "minimax_m3_text minimax_m3_vl_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = sparse_by_flag,
+     .indexer = &named_index_keys,
+     .unused = "index_block_size sparse_attention_config.sparse_block_size "
+               "sparse_attention_config.sparse_num_index_heads",
+     .head_dim = 128},
 
     /* Windows in some layers. */
     {.model_types = "smollm3",
@@ -493,6 +599,16 @@ static const kvf_family families[] = {
      .draft_layers = "num_nextn_predict_layers",
      .unused = "use_rope_layers attention_other_setting.true_head_dim",
      .head_dim = 128},
+    {.model_types = "step5 step5_vl",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_2nd,
+     .names = &step_names,
+     .other = &step5_window,
+     .indexer = &region_index_keys,
+     .draft_layers = "num_nextn_predict_layers",
+     .unused = "use_rope_layers layer_types_with_mtp sparse_config.index_tp_size "
+               "sparse_config.num_provider_groups sparse_config.sparse_indexer_num_heads "
+               "sparse_config.sparse_indexer_rope_dim"},
 
     /* Chunks in some layers. */
     {.model_types = "llama4 llama4_text",
@@ -563,6 +679,15 @@ static const kvf_family families[] = {
      .layers = state_but_every_4th,
      .head_dim = 256,
      .state = &gated_delta},
+    {.model_types = "qwen4_exp qwen4_exp_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = state_but_every_4th,
+     .state = &gated_delta,
+     .indexer = &mean_index_keys,
+     .stream_conv = &ngram_conv,
+     .unused =
+         "indexer_n_heads indexer_budget ple_embed_dim heads_per_ngram hc_lowrank number_of_conv_states",
+     .head_dim = 256},
     {.model_types = "olmo_hybrid",
      .attention = KVF_ATTENTION_HEADS,
      .layers = state_but_every_4th,
@@ -570,11 +695,18 @@ static const kvf_family families[] = {
      .state = &gated_delta},
     {.model_types = "lfm2", .attention = KVF_ATTENTION_HEADS, .layers = listed_or_all, .state = &short_conv},
     {.model_types = "lfm2_moe", .attention = KVF_ATTENTION_HEADS, .layers = worded, .state = &short_conv},
-    {.model_types = "kimi_linear",
+    INKLING("inkling_text", 128),
+    INKLING("inkling_model", 0),
+    {.model_types = "kimi_linear kimi_k3",
      .attention = KVF_ATTENTION_LATENT,
      .layers = listed_from_1,
      .state = &kimi_delta,
      .indexer = &index_keys},
+    {.model_types = "glm5_next glm5_next_text",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = delta_but_every_4th,
+     .state = &kimi_delta,
+     .indexer = &pooled_index_keys},
 };
 
 bool kvf_config_is_among(const char *word, const char *words) {

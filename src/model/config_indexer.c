@@ -12,12 +12,6 @@
  */
 #include "model/config.h"
 
-/* How many elements of a quantised key share one scale, and the types of both: 128 bytes and a 4-byte scale for each
- * token, values first, then scales. */
-#define SCALE_ELEMENTS 128u
-#define KEY_DTYPE KVF_DTYPE_F8_E4M3
-#define SCALE_DTYPE KVF_DTYPE_F32
-
 /* ---- which layers ---------------------------------------------------------------------------- */
 
 /* A list says of each layer whether it has an indexer of its own, by words or, as a text, by their first letters. */
@@ -82,6 +76,40 @@ static kvf_status mark(kvf_config *config) {
 
 /* ---- sizes ----------------------------------------------------------------------------------- */
 
+static kvf_status read_enabled(const kvf_config *config, bool *enabled) {
+    const kvf_indexer_fields *names = config->family->indexer;
+    *enabled = names != NULL;
+    return names && names->enabled ? kvf_field_flag(&config->fields, names->enabled, enabled) : KVF_OK;
+}
+
+static kvf_status check_values(const kvf_config *config) {
+    const char *field = config->family->indexer->no_values;
+    struct json_object *list = NULL;
+    const char *name;
+    kvf_status status = field ? kvf_field_list(&config->fields, field, &list, &name) : KVF_OK;
+    size_t count = !status && list ? json_object_array_length(list) : 0;
+    for (size_t i = 0; i < count && i < config->layer_count && !status; i++) {
+        uint32_t none = 1;
+        status = kvf_element_number(&config->fields, name, list, i, 0, 1, &none);
+        if (!status && !none && (config->keeps[i] & KVF_KEEPS_INDEXER))
+            status = kvf_fail(KVF_E_UNSUPPORTED, "%s%s[%zu] is 0; supported for a layer with an indexer: 1",
+                              config->fields.prefix, name, i);
+    }
+    return status;
+}
+
+static kvf_status check_heads(const kvf_config *config) {
+    const char *names = config->family->indexer->heads;
+    uint32_t heads = 1;
+    bool given;
+    kvf_status status =
+        names ? kvf_field_number(&config->fields, names, 1, KVF_CONFIG_MAX_HEADS, &given, &heads) : KVF_OK;
+    if (!status && heads != 1)
+        status = kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %u; supported: 1", config->fields.prefix,
+                          kvf_field_name(&config->fields, names).text, heads);
+    return status;
+}
+
 static kvf_status read_width(kvf_config *config) {
     const kvf_indexer_fields *names = config->family->indexer;
     uint32_t width = names->width_or;
@@ -89,42 +117,48 @@ static kvf_status read_width(kvf_config *config) {
     kvf_status status =
         kvf_field_number(&config->fields, names->width, 1, KVF_CONFIG_MAX_WIDTH, &given, &width);
     config->indexer.width = width;
-    if (!status && names->quantised && width % SCALE_ELEMENTS)
-        status = kvf_fail(KVF_E_INVALID, "%s%s is %u; it must be a multiple of %u", config->fields.prefix,
-                          kvf_field_name(&config->fields, names->width).text, width, SCALE_ELEMENTS);
+    if (!status && names->scaled && width % KVF_INDEXER_SCALE_ELEMENTS)
+        status =
+            kvf_fail(KVF_E_INVALID, "%s%s is %u; it must be a multiple of %u", config->fields.prefix,
+                     kvf_field_name(&config->fields, names->width).text, width, KVF_INDEXER_SCALE_ELEMENTS);
     return status;
 }
 
 kvf_status kvf_config_read_indexer(kvf_config *config) {
     const kvf_indexer_fields *names = config->family->indexer;
-    if (!names)
-        return KVF_OK;
-    kvf_status status = read_width(config);
+    bool enabled;
+    kvf_status status = read_enabled(config, &enabled);
+    if (!status && enabled)
+        status = read_width(config);
     if (status || !config->indexer.width)
         return status;
     config->indexer.tokens = 1;
-    if (names->tokens)
+    status = check_heads(config);
+    if (!status && names->tokens)
         status = kvf_field_need(&config->fields, names->tokens, 1, KVF_CONFIG_MAX_WINDOW, names->tokens_or,
                                 &config->indexer.tokens);
-    bool marked = names->by_layer || config->family->attention == KVF_ATTENTION_COMPRESSED;
-    return status || marked ? status : mark(config);
+    if (!status && !names->by_layer && config->family->attention != KVF_ATTENTION_COMPRESSED)
+        status = mark(config);
+    return status ? status : check_values(config);
 }
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-static void add_part(kvf_config *config, const char *name, kvf_dtype dtype, uint32_t elements) {
+static void add_part(kvf_config *config, const char *name, kvf_dtype dtype, uint32_t elements,
+                     uint32_t tensor) {
     kvf_part_desc *part = kvf_config_add_part(config, name, dtype);
     part->units = 1;
     part->cell_elements = elements;
-    part->tensor = 1;
+    part->tensor = tensor;
     part->tp_rule = KVF_TP_REPLICATE;
 }
 
-void kvf_config_add_indexer_key(kvf_config *config) {
-    bool quantised = config->family->indexer->quantised;
-    add_part(config, "indexer", quantised ? KEY_DTYPE : config->dtype, config->indexer.width);
-    if (quantised)
-        add_part(config, "indexer_scale", SCALE_DTYPE, config->indexer.width / SCALE_ELEMENTS);
+void kvf_config_add_indexer_key(kvf_config *config, uint32_t tensor) {
+    const kvf_indexer_fields *names = config->family->indexer;
+    uint32_t width = config->indexer.width;
+    add_part(config, "indexer", names->dtype ? names->dtype : config->dtype, width, tensor);
+    if (names->scaled)
+        add_part(config, "indexer_scale", KVF_DTYPE_F32, width / KVF_INDEXER_SCALE_ELEMENTS, tensor);
 }
 
 void kvf_config_add_indexer(kvf_config *config) {
@@ -132,11 +166,11 @@ void kvf_config_add_indexer(kvf_config *config) {
     uint32_t tokens = config->indexer.tokens;
     kvf_config_add_group(config, "indexer", KVF_GROUP_TOKENS)->tokens_per_step = tokens;
     kvf_config_add_layers(config, KVF_KEEPS_INDEXER);
-    kvf_config_add_indexer_key(config);
+    kvf_config_add_indexer_key(config, 0);
     if (tokens == 1)
         return;
     kvf_config_add_group(config, "indexer.state", KVF_GROUP_TOKENS)->window_tokens = tokens;
     kvf_config_add_layers(config, KVF_KEEPS_INDEXER);
     for (uint32_t i = 0; i < config->family->indexer->pending; i++)
-        add_part(config, pending[i], config->dtype, config->indexer.width);
+        add_part(config, pending[i], config->dtype, config->indexer.width, 0);
 }

@@ -70,7 +70,7 @@ kvf_status kvf_config_add_latents(kvf_config *config) {
     for (uint32_t i = 0; i < config->layer_count; i++)
         shared = shared || ((config->keeps[i] & KVF_KEEPS_FULL) && !(config->keeps[i] & KVF_KEEPS_INDEXER));
     add_latents(config, "mla", width, true);
-    kvf_config_add_indexer_key(config);
+    kvf_config_add_indexer_key(config, 1);
     if (shared)
         add_latents(config, "mla.2", width, false);
     return KVF_OK;
@@ -152,7 +152,7 @@ static void add_compression(kvf_config *config, const compression *way, uint32_t
     kvf_config_add_layers(config, way->keeps);
     add_latent(config, width);
     if (way->indexer)
-        kvf_config_add_indexer_key(config);
+        kvf_config_add_indexer_key(config, 1);
 
     kvf_config_add_group(config, way->states, KVF_GROUP_TOKENS)->window_tokens = way->overlap * way->tokens;
     kvf_config_add_layers(config, way->keeps);

@@ -13,6 +13,8 @@ static const struct {
     {"attention", KVF_KEEPS_FULL},
     {"indexed_attention", KVF_KEEPS_FULL},
     {"deepseek_sparse_attention", KVF_KEEPS_FULL},
+    {"qwen_sparse_attention", KVF_KEEPS_FULL},
+    {"minimax_m3_sparse", KVF_KEEPS_FULL | KVF_KEEPS_INDEXER},
     {"sliding_attention", KVF_KEEPS_WINDOW},
     {"compressed_sparse_attention", KVF_KEEPS_WINDOW | KVF_KEEPS_SPARSE},
     {"heavily_compressed_attention", KVF_KEEPS_WINDOW | KVF_KEEPS_HEAVY},
@@ -22,6 +24,7 @@ static const struct {
     {"mamba2", KVF_KEEPS_STATE},
     {"conv", KVF_KEEPS_STATE},
     {"hybrid", KVF_KEEPS_FULL | KVF_KEEPS_STATE},
+    {"hybrid_sliding", KVF_KEEPS_WINDOW | KVF_KEEPS_STATE},
     {"mlp", KVF_KEEPS_NOTHING},
     {"moe", KVF_KEEPS_NOTHING},
 };
@@ -445,6 +448,9 @@ static kvf_status check_known(const kvf_config *config) {
                             config->fields.family);
         if (config->family->attention != KVF_ATTENTION_COMPRESSED && (keeps & KVF_KEEPS_COMPRESSED))
             return kvf_fail(KVF_E_INVALID, "layer %u compresses its cache, but %.64s has no such layers", i,
+                            config->fields.family);
+        if ((keeps & KVF_KEEPS_INDEXER) && !(config->family->indexer && config->family->indexer->by_layer))
+            return kvf_fail(KVF_E_INVALID, "layer %u has an indexer of its own, but no layer of %.64s has", i,
                             config->fields.family);
         if ((keeps & KVF_KEEPS_STATE) && !config->family->state)
             return kvf_fail(KVF_E_INVALID, "layer %u has a recurrent state, but this family has none", i);

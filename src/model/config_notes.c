@@ -48,7 +48,8 @@ static const name_row harmless_names[] = {
     {ALWAYS, "layer_rope_theta num_attention_heads_per_layer num_dense_layers ffn_dim word_embed_proj_dim"},
     {ALWAYS, "layerdrop ffn_hidden_size scale_attn_by_inverse_layer_idx"},
     {ALWAYS, "block_dim block_ff_dim block_auto_adjust_ff_dim conv_dim_out conv_use_xavier_init"},
-    {LATENT, "q_lora_rank qk_nope_head_dim qk_head_dim v_head_dim index_n_heads use_grouped_topk"},
+    {LATENT, "q_lora_rank qk_nope_head_dim qk_head_dim v_head_dim use_grouped_topk"},
+    {INDEXERS, "index_n_heads"},
     {STATE, "expand mamba_expand chunk_size mamba_chunk_size time_step_rank mamba_dt_rank mamba_hidden_act"},
     {STATE, "use_mamba_kernels use_mambapy ssm_in_multiplier ssm_out_multiplier n_layer"},
     {NO_WINDOW, "max_window_layers use_sliding_window sliding_window_pattern _sliding_window_pattern"},
@@ -150,7 +151,13 @@ static bool is_of_family(const kvf_config *config, const char *name) {
         is_one(name, family->shared_layers))
         return true;
     const kvf_indexer_fields *indexer = family->indexer;
-    if (indexer && (is_one(name, indexer->width) || is_one(name, indexer->tokens)))
+    if (indexer &&
+        (is_one(name, indexer->width) || is_one(name, indexer->enabled) || is_one(name, indexer->heads) ||
+         is_one(name, indexer->no_values) || is_one(name, indexer->tokens)))
+        return true;
+    const kvf_stream_conv_fields *streams = family->stream_conv;
+    if (streams && (is_one(name, streams->layers) || is_one(name, streams->taps) ||
+                    is_one(name, streams->dilation) || is_one(name, streams->streams)))
         return true;
     const kvf_state_fields *state = family->state;
     return state && (is_one(name, state->conv) || is_one(name, state->expand) || is_one(name, state->inner) ||

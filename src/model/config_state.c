@@ -7,6 +7,10 @@
  *   Mamba 2      x: heads x head_dim | B, C: groups x state_size     unit: head, cell: head_dim x state_size
  *   delta rule   Q, K: key heads x key dim | V: heads x head_dim     unit: head, cell: head_dim x key dim
  *   short conv   x: a unit is a channel                              none
+ *   four convs   k, v: KV heads x their dims | attn, mlp: hidden     none
+ *
+ * Some models have a convolution over the residual streams beside it, which no rank shares with another: a group "conv"
+ * of its own, a row for each input that a tap may still reach, with all channels of all streams.
  *
  * A granule is a set of units that tensor parallelism keeps together: the channels of a head or of a group; if several
  * value heads share a key head, all of these, so that a rank's heads always match its keys.
@@ -106,14 +110,20 @@ static kvf_status read_groups(const kvf_config *config, state_shape *shape) {
     return status;
 }
 
+static kvf_status read_rows(const kvf_config *config, state_shape *shape) {
+    uint32_t taps = 0;
+    kvf_status status =
+        kvf_field_need(&config->fields, config->family->state->conv, 2, KVF_CONFIG_MAX_WIDTH, 0, &taps);
+    shape->conv_rows = status ? 0 : taps - 1;
+    return status;
+}
+
 static kvf_status read_shape(const kvf_config *config, state_shape *shape) {
     const kvf_state_fields *names = config->family->state;
     const kvf_fields *fields = &config->fields;
-    uint32_t taps = 0;
-    kvf_status status = kvf_field_need(fields, names->conv, 2, KVF_CONFIG_MAX_WIDTH, 0, &taps);
+    kvf_status status = read_rows(config, shape);
     if (status)
         return status;
-    shape->conv_rows = taps - 1;
     shape->head_dim = 1;
     shape->groups = 1;
     if (names->kind == KVF_STATE_CONV)
@@ -189,6 +199,32 @@ static kvf_status add_parts(kvf_config *config, const state_shape *shape, kvf_dt
                     &state->cell_elements);
 }
 
+/* ---- four convolutions beside attention -------------------------------------------------------- */
+
+/* What the attention and the MLP give is split as its channels belong to KV heads, so that a rank has its heads' part of
+ * each. */
+static kvf_status add_four(kvf_config *config, const kvf_heads *heads) {
+    state_shape shape = {0};
+    uint32_t hidden = 0;
+    kvf_status status = read_rows(config, &shape);
+    if (!status)
+        status = kvf_field_need(&config->fields, kvf_family_names(config->family)->hidden, 1,
+                                KVF_CONFIG_MAX_WIDTH, 0, &hidden);
+    if (!status && hidden % heads->kv_heads)
+        status = kvf_fail(KVF_E_UNSUPPORTED, "%shidden_size is %u, which %u KV heads do not divide",
+                          config->fields.prefix, hidden, heads->kv_heads);
+    if (!status)
+        status = add_conv(config, "conv.k", &shape, heads->kv_heads, heads->head_dim, 1);
+    if (!status)
+        status = add_conv(config, "conv.v", &shape, heads->kv_heads, heads->v_head_dim, 1);
+    if (!status)
+        status = add_conv(config, "conv.attn", &shape, heads->kv_heads, hidden / heads->kv_heads, 1);
+    return status ? status
+                  : add_conv(config, "conv.mlp", &shape, heads->kv_heads, hidden / heads->kv_heads, 1);
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
 kvf_status kvf_config_add_state(kvf_config *config) {
     static const char *const names[] = {
         [KVF_STATE_MAMBA1] = "ssm", [KVF_STATE_MAMBA2] = "ssm", [KVF_STATE_GDN] = "gdn",
@@ -196,6 +232,8 @@ kvf_status kvf_config_add_state(kvf_config *config) {
     };
     if (!kvf_config_has(config, KVF_KEEPS_STATE))
         return KVF_OK;
+    if (config->family->state->kind == KVF_STATE_CONVS)
+        return kvf_config_add_by_heads(config, "conv", KVF_GROUP_STATE, KVF_KEEPS_STATE, add_four);
     state_shape shape = {0};
     kvf_dtype dtype = KVF_DTYPE_INVALID;
     kvf_status status = read_shape(config, &shape);
@@ -206,4 +244,52 @@ kvf_status kvf_config_add_state(kvf_config *config) {
     (void)kvf_config_add_group(config, names[config->family->state->kind], KVF_GROUP_STATE);
     kvf_config_add_layers(config, KVF_KEEPS_STATE);
     return add_parts(config, &shape, dtype);
+}
+
+/* ---- convolutions over the residual streams ---------------------------------------------------- */
+
+static kvf_status mark_streams(kvf_config *config, bool *any) {
+    const kvf_fields *fields = &config->fields;
+    struct json_object *list;
+    const char *name;
+    kvf_status status = kvf_field_list(fields, config->family->stream_conv->layers, &list, &name);
+    size_t count = !status && list ? json_object_array_length(list) : 0;
+    *any = count > 0;
+    for (size_t i = 0; i < count && !status; i++) {
+        uint32_t number = 1;
+        status = kvf_element_number(fields, name, list, i, 1, config->layer_count, &number);
+        config->keeps[number - 1] |= KVF_KEEPS_STREAMS;
+    }
+    return status;
+}
+
+kvf_status kvf_config_add_stream_conv(kvf_config *config) {
+    const kvf_stream_conv_fields *names = config->family->stream_conv;
+    const kvf_fields *fields = &config->fields;
+    uint32_t taps = 0;
+    uint32_t dilation = 0;
+    uint32_t streams = 0;
+    uint32_t hidden = 0;
+    bool any = false;
+    kvf_status status = names ? mark_streams(config, &any) : KVF_OK;
+    if (status || !any)
+        return status;
+    status = kvf_field_need(fields, names->taps, 2, KVF_CONFIG_MAX_WINDOW, names->taps_or, &taps);
+    if (!status)
+        status =
+            kvf_field_need(fields, names->dilation, 1, KVF_CONFIG_MAX_WINDOW, names->dilation_or, &dilation);
+    if (!status)
+        status = kvf_field_need(fields, names->streams, 1, KVF_CONFIG_MAX_WIDTH, names->streams_or, &streams);
+    if (!status)
+        status = kvf_field_need(fields, kvf_family_names(config->family)->hidden, 1, KVF_CONFIG_MAX_WIDTH, 0,
+                                &hidden);
+    if (status)
+        return status;
+    (void)kvf_config_add_group(config, "conv", KVF_GROUP_STATE);
+    kvf_config_add_layers(config, KVF_KEEPS_STREAMS);
+    kvf_part_desc *part = kvf_config_add_part(config, "conv.x", config->dtype);
+    part->cell_elements = 1;
+    part->tp_rule = KVF_TP_REPLICATE;
+    status = multiply("inputs of a convolution", taps - 1, dilation, &part->rows_per_step);
+    return status ? status : multiply("channels of a convolution", streams, hidden, &part->units);
 }

@@ -19,13 +19,23 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextModel
 
 import kvferry
 from kvferry import Dtype, Model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "models").glob("*.json"))
-UNKNOWN_HERE = {"kimi_k2", "mimo_v2"}  # transformers has no class with these names
+# transformers has no class with these names.
+UNKNOWN_HERE = {
+    "inkling_model",
+    "kimi_k2",
+    "kimi_k3",
+    "mimo_v2",
+    "minimax_m3_text",
+    "step5",
+    "step5_vl",
+}
 
 LAYERS = 8
 TOKENS = 5
@@ -57,6 +67,10 @@ SIZES: dict[str, Any] = {
     "linear_value_head_dim": 13,
     "linear_num_heads": 7,
     "linear_head_dim": 15,
+    "index_kpool": 6,
+    "hc_count": 3,
+    "ple_conv_kernel_size": 5,
+    "ngram_size": 2,
     "conv_kernel": 5,
     "conv_L_cache": 5,
     "expand": 3,
@@ -103,6 +117,38 @@ OWN: dict[str, dict[str, Any]] = {
         "num_sliding_attention_heads": 12,
     },
     "kimi_linear": {"layer_types": ["linear_attention", "full_attention"] * (LAYERS // 2)},
+    "glm5_next_text": {
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "qk_rope_head_dim": 0,
+        "index_topk": 12,
+        "layer_types": ["linear_attention", "indexed_attention"] * (LAYERS // 2),
+        "indexer_types": ["full"] * 4 + ["shared", "shared", "full", "shared"],
+    },
+    "qwen4_exp_text": {
+        "layer_types": ["linear_attention", "indexed_attention"] * (LAYERS // 2),
+        "indexer_n_heads": 5,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 260,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 4,
+        "ple_layer_ids": [1, 5],
+        "ple_embed_dim": 96,
+        "ngram_vocab_size_base": 50,
+        "eos_token_id": 2,
+    },
+    "minimax_m3_vl_text": {
+        "layer_types": ["full_attention", "minimax_m3_sparse"] * (LAYERS // 2),
+        "index_n_heads": 3,
+    },
+    "inkling_text": {
+        "layer_types": ["hybrid_sliding", "hybrid"] * (LAYERS // 2),
+        "sliding_window_size": 48,
+        "conv_kernel_size": 5,
+        "swa_num_attention_heads": 6,
+        "swa_num_key_value_heads": 2,
+        "swa_head_dim": 22,
+    },
     "deepseek_v4": {
         "num_key_value_heads": 1,
         "layer_types": [
@@ -153,6 +199,8 @@ KINDS: dict[str, set[str]] = {
     "sliding_attention": {"window"},
     "compressed_sparse_attention": {"window", "csa", "csa.state"},
     "heavily_compressed_attention": {"window", "hca", "hca.state"},
+    "minimax_m3_sparse": {"full"},
+    "hybrid_sliding": {"window", "state"},
     "chunked_attention": {"chunk"},
     "linear_attention": {"state"},
     "conv": {"state"},
@@ -280,7 +328,8 @@ def attention_parts(text: Any, layer: int) -> Parts:
     if hasattr(text, "kv_lora_rank"):
         latent = ("latent", dtype, 1, text.kv_lora_rank + text.qk_rope_head_dim, 1)
         indexers = getattr(text, "indexer_types", None)
-        if not hasattr(text, "index_head_dim") or (indexers and indexers[layer] == "shared"):
+        apart = hasattr(text, "index_kpool")
+        if apart or not hasattr(text, "index_head_dim") or (indexers and indexers[layer] == "shared"):
             return (latent,)
         return (latent, *indexer_parts(text.index_head_dim))
     one = text.per_layer_config[layer]
@@ -290,10 +339,38 @@ def attention_parts(text: Any, layer: int) -> Parts:
         heads = text.num_kv_heads if several else 1
     width = getattr(one, "head_dim", None) or one.hidden_size // one.num_attention_heads
     width_v = width
+    if text.model_type == "inkling_text" and text.layer_types[layer] == "hybrid_sliding":
+        heads, width, width_v = text.swa_num_key_value_heads, text.swa_head_dim, text.swa_head_dim
     if text.model_type == "mimo_v2_flash":
         heads *= 2 if text.layer_types[layer] == "sliding_attention" else 1
         width_v = text.v_head_dim
     return (("k", dtype, heads, width, 1), ("v", dtype, heads, width_v, 1))
+
+
+def indexers(text: Any, layer: int) -> set[Kept]:
+    """The keys of a layer's indexer that are in a group of their own, and what its tokens give to the next."""
+    name, word, dtype = text.model_type, text.layer_types[layer], Dtype.F16
+    if name == "minimax_m3_vl_text" and word == "minimax_m3_sparse":
+        return {(0, 0, 1, (("indexer", dtype, 1, text.index_head_dim, 1),))}
+    if name == "qwen4_exp_text" and word == "indexed_attention" and text.indexer_n_heads:
+        width, tokens = text.indexer_head_dim, text.indexer_compress_ratio
+        return {
+            (0, 0, tokens, (("indexer", dtype, 1, width, 1),)),
+            (tokens, 0, 1, (("indexer_key", dtype, 1, width, 1),)),
+        }
+    if name == "glm5_next_text" and word == "indexed_attention" and text.indexer_types[layer] == "full":
+        width, tokens = text.index_head_dim, text.index_kpool
+        pending = tuple((part, dtype, 1, width, 1) for part in ("indexer_key", "indexer_gate"))
+        return {(0, 0, tokens, indexer_parts(width)), (tokens, 0, 1, pending)}
+    return set()
+
+
+def stream_convs(text: Any, layer: int) -> set[Kept]:
+    """The inputs of a convolution over all residual streams (Qwen 4), whose taps are n tokens apart."""
+    if layer + 1 not in getattr(text, "ple_layer_ids", ()):
+        return set()
+    rows = (text.ple_conv_kernel_size - 1) * text.ngram_size
+    return {(0, 0, 1, (("conv.x", Dtype.F16, text.hc_count * text.hidden_size, 1, rows),))}
 
 
 def compressed(text: Any, kind: str) -> Kept:
@@ -320,8 +397,13 @@ def compressed(text: Any, kind: str) -> Kept:
     )
 
 
-def state_parts(text: Any) -> Parts:
+def state_parts(text: Any, layer: int) -> Parts:
     name, dtype = text.model_type, Dtype.F16
+    if name == "inkling_text":
+        heads, width = attention_parts(text, layer)[0][2:4]
+        rows, hidden = text.conv_kernel_size - 1, text.hidden_size
+        streams = (("k", heads * width), ("v", heads * width), ("attn", hidden), ("mlp", hidden))
+        return tuple((f"conv.{stream}", dtype, channels, 1, rows) for stream, channels in streams)
     if name in ("mamba", "falcon_mamba"):
         inner = text.expand * text.hidden_size
         return (("conv.x", dtype, inner, 1, text.conv_kernel - 1), ("ssm", dtype, inner, text.state_size, 1))
@@ -333,7 +415,7 @@ def state_parts(text: Any) -> Parts:
         )
     if name in ("lfm2", "lfm2_moe"):
         return (("conv.x", dtype, text.hidden_size, 1, text.conv_L_cache - 1),)
-    if name == "kimi_linear":
+    if name in ("kimi_linear", "glm5_next_text"):
         heads, width, rows = text.linear_num_heads, text.linear_head_dim, text.linear_conv_kernel_dim - 1
         conv = tuple((f"conv.{letter}", dtype, heads * width, 1, rows) for letter in "QKV")
         return (*conv, ("ssm", Dtype.F32, heads, width * width, 1))
@@ -372,8 +454,10 @@ def expected(config: PreTrainedConfig) -> dict[int, set[Kept]]:
                 continue
             window = text.sliding_window if word == "window" else 0
             chunk = text.attention_chunk_size if word == "chunk" else 0
-            parts = state_parts(text) if word == "state" else attention_parts(text, layer)
+            parts = state_parts(text, layer) if word == "state" else attention_parts(text, layer)
             found[layer].add((window, chunk, 1, parts))
+        if getattr(text, "layer_types", None):
+            found[layer] |= indexers(text, layer) | stream_convs(text, layer)
     return found
 
 
@@ -513,21 +597,90 @@ class Shipped(unittest.TestCase):
                     read(shipped).compare(read(save(load(other))))
 
 
+def tiny(name: str, **more: Any) -> PreTrainedConfig:
+    """The small configuration of a family, of a model that is small enough to run."""
+    config = small(name)
+    for field, value in {**TINY, **more}.items():
+        if isinstance(getattr(config, field, None), type(value)):
+            setattr(config, field, value)
+    config.dtype = torch.float32
+    return config
+
+
+def run(config: PreTrainedConfig, model: torch.nn.Module) -> DynamicCache:
+    """What a model with random weights keeps of a few tokens."""
+    cache = DynamicCache(config=config)
+    with torch.no_grad():
+        model.eval()(torch.arange(TOKENS)[None] + 3, past_key_values=cache, use_cache=True)
+    return cache
+
+
+def found_widths(name: str, layer: Any) -> dict[str, int]:
+    """How many elements of a token, or channels, a layer of transformers' cache has of each thing."""
+    found = {}
+    if getattr(layer, "keys", None) is not None:
+        found["keys"] = layer.keys.shape[1] * layer.keys.shape[3]
+        found["values"] = layer.values.shape[1] * layer.values.shape[3]
+    index = getattr(layer, "indexer_keys", None)
+    if index is None:
+        index = getattr(layer, "idx_keys", None)
+    if index is not None:
+        found["indexer"] = index.shape[-1]
+    convs = getattr(layer, "conv_states", {})
+    if name == "qwen4_exp_text":
+        convs = {number: state for number, state in convs.items() if number != 2}  # the ids of its last tokens
+    found["convs"] = sum(state.shape[1] for state in convs.values() if state is not None)
+    states = getattr(layer, "recurrent_states", {}).values()
+    found["ssm"] = sum(state[0].numel() for state in states if state is not None)
+    return found
+
+
+def read_widths(name: str, model: Model, number: int) -> dict[str, int]:
+    """The same, as kvferry has read it."""
+    found = {"convs": 0, "ssm": 0}
+    for group in model.groups:
+        for part in group.parts if number in group.layers else ():
+            elements = part.units * part.cell_elements
+            if part.name.startswith("conv."):
+                found["convs"] += elements
+            elif part.name == "latent":  # the latent, and its rotated elements, which GLM 5 Next has none of
+                found.update(keys=elements, values=0)
+            elif part.name in ("indexer_key", "indexer_gate"):
+                found["pending"] = found.get("pending", 0) + elements
+            elif part.name != "indexer_scale":
+                found[{"k": "keys", "v": "values"}.get(part.name, part.name)] = elements
+    pending = found.pop("pending", None)
+    if name == "glm5_next_text" and pending:
+        found["indexer"] = pending + 1  # of all tokens, with a flag for each
+    return found
+
+
 class Caches(unittest.TestCase):
     """Tiny models, whose caches must have the shapes that were read."""
+
+    def test_indexers_and_convolutions_have_the_widths_that_were_read(self) -> None:
+        """transformers keeps each token's index key, also where engines keep one for several tokens."""
+        full = {"indexer_types": ["full"] * LAYERS}
+        names = ("minimax_m3_vl_text", "glm5_next_text", "qwen4_exp_text", "inkling_text")
+        for name in names:
+            config = tiny(name, **full)
+            glm = name == "glm5_next_text"
+            model = Glm5NextTextModel(config) if glm else AutoModelForCausalLM.from_config(config)
+            cache = run(config, model)
+            read_as = read(save(config))
+            kept_things = set()
+            for number, layer in enumerate(cache.layers):
+                with self.subTest(name, layer=number):
+                    found = found_widths(name, layer)
+                    self.assertEqual(read_widths(name, read_as, number), found)
+                    kept_things |= {thing for thing, width in found.items() if width}
+            self.assertIn("convs" if name == "inkling_text" else "indexer", kept_things)
 
     def test_the_cache_of_a_model_has_the_heads_that_were_read(self) -> None:
         for name in WITH_HEADS:
             with self.subTest(name):
-                config = small(name)
-                for field, value in TINY.items():
-                    if isinstance(getattr(config, field, None), int):
-                        setattr(config, field, value)
-                config.dtype = torch.float32
-                model = AutoModelForCausalLM.from_config(config).eval()
-                cache = DynamicCache(config=config)
-                with torch.no_grad():
-                    model(torch.arange(TOKENS)[None] + 3, past_key_values=cache, use_cache=True)
+                config = tiny(name)
+                cache = run(config, AutoModelForCausalLM.from_config(config))
                 shapes = {
                     layer: (tuple(one.keys.shape), tuple(one.values.shape))
                     for layer, one in enumerate(cache.layers)
