@@ -97,7 +97,7 @@ static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
 
 /* ---- groups ---------------------------------------------------------------------------------- */
 
-bool kvf_config_has(const kvf_config *config, uint8_t what) {
+bool kvf_config_has(const kvf_config *config, kvf_keeps what) {
     for (uint32_t i = 0; i < config->layer_count; i++)
         if (config->keeps[i] & what)
             return true;
@@ -119,7 +119,7 @@ void kvf_config_add_layer(kvf_config *config, uint32_t layer) {
     config->layers[(size_t)g * config->layer_count + config->groups[g].layer_count++] = layer;
 }
 
-void kvf_config_add_layers(kvf_config *config, uint8_t what) {
+void kvf_config_add_layers(kvf_config *config, kvf_keeps what) {
     for (uint32_t i = 0; i < config->layer_count; i++)
         if (config->keeps[i] & what)
             kvf_config_add_layer(config, i);

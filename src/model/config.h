@@ -90,6 +90,7 @@ kvf_status kvf_field_missing(const kvf_fields *fields, const char *names);
 /* ---- families -------------------------------------------------------------------------------- */
 
 /** What a layer keeps. A set, because a layer may have both attention and state. */
+typedef uint16_t kvf_keeps;
 enum {
     KVF_KEEPS_NOTHING = 0,
     KVF_KEEPS_FULL = 1,
@@ -101,11 +102,15 @@ enum {
         32, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_SPARSE_TOKENS tokens, with an indexer */
     KVF_KEEPS_HEAVY = 64,    /**< beside KVF_KEEPS_WINDOW: an entry for KVF_HEAVY_TOKENS tokens */
     KVF_KEEPS_STREAMS = 128, /**< the last inputs of a convolution over the residual streams */
+    KVF_KEEPS_EACH = 256,    /**< beside KVF_KEEPS_WINDOW: an entry for each token, with an indexer */
+    KVF_KEEPS_PAIR =
+        512, /**< beside KVF_KEEPS_WINDOW: an entry for KVF_PAIR_TOKENS tokens, with an indexer */
 };
 #define KVF_KEEPS_ATTENTION (KVF_KEEPS_FULL | KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)
-#define KVF_KEEPS_COMPRESSED (KVF_KEEPS_SPARSE | KVF_KEEPS_HEAVY)
+#define KVF_KEEPS_COMPRESSED (KVF_KEEPS_SPARSE | KVF_KEEPS_HEAVY | KVF_KEEPS_EACH | KVF_KEEPS_PAIR)
 
 /* The compress ratios that engines know: each goes with a way of compressing, so no other can be assumed to work. */
+#define KVF_PAIR_TOKENS 2u
 #define KVF_SPARSE_TOKENS 4u
 #define KVF_HEAVY_TOKENS 128u
 
@@ -118,6 +123,7 @@ typedef enum kvf_rule_kind {
     KVF_RULE_LETTERS, /**< `field` is a text with a letter for each layer */
     KVF_RULE_FLAGS,   /**< `field` lists 0 (`picked`) or 1 (`others`) for each layer */
     KVF_RULE_RATIOS,  /**< `field` lists how many tokens share an entry; `second`, words that must agree */
+    KVF_RULE_SOURCES, /**< the same, but only the layers that `second` lists keep entries; others read theirs */
     KVF_RULE_PERIOD, /**< the last of every `field` layers is `picked`; with `second`, all from that one on */
     KVF_RULE_OFFSET, /**< layers with i % `field` == `second` are `picked`; the fallbacks when not given */
     KVF_RULE_BELOW,  /**< layers below `field` are `picked`, when there is a window */
@@ -131,8 +137,8 @@ typedef struct kvf_layer_rule {
     uint32_t fallback;        /**< 0: the rule does not apply without its field */
     uint32_t second_fallback; /**< for KVF_RULE_OFFSET and KVF_RULE_PERIOD */
     uint32_t first_number;    /**< for KVF_RULE_NUMBERS: the number of the first layer */
-    uint8_t picked;
-    uint8_t others;
+    kvf_keeps picked;
+    kvf_keeps others;
 } kvf_layer_rule;
 
 typedef enum kvf_attention_kind {
@@ -209,7 +215,7 @@ typedef struct kvf_size_names {
 
 /** The heads of some layers of a family, where they differ from those of the rest. Names are NULL if nothing differs. */
 typedef struct kvf_other_heads {
-    uint8_t keeps;           /**< the layers: those that keep this */
+    kvf_keeps keeps;         /**< the layers: those that keep this */
     const char *keeps_field; /**< a field with a word that says instead which layers; it may be missing */
     const char *query_heads;
     const char *kv_heads;    /**< not NULL */
@@ -219,6 +225,12 @@ typedef struct kvf_other_heads {
     uint32_t head_dim_or;    /**< the default of `head_dim`; 0: as in the other layers */
     uint32_t kv_heads_times; /**< KV heads by default, in those of the other layers; 0: as many */
 } kvf_other_heads;
+
+/** The latents of layers with a window, where other layers have latents of other sizes. */
+typedef struct kvf_window_latent {
+    const char *rank; /**< elements that are not rotated */
+    const char *rope; /**< elements that are */
+} kvf_window_latent;
 
 /**
  * A family of models as data. Numbers are the family's defaults of fields that its published configurations leave out;
@@ -234,12 +246,14 @@ typedef struct kvf_family {
     const kvf_other_heads *other;              /**< NULL: all layers have the same heads */
     const char *window_names;                  /**< NULL: "sliding_window" */
     const char *window_switch;                 /**< the window counts only where this flag is true */
+    const kvf_window_latent *window_latent;    /**< NULL: no layer has a latent and a window */
     const char *v_head_dim;      /**< size of a value head, if it differs from that of a key head */
     const char *one_kv_head;     /**< true, as it is by default: all query heads share one KV head */
     const char *one_kv_head_not; /**< unless this flag is true */
     const char *shared_layers;   /**< number of last layers that use the cache of another layer */
     const char *draft_layers;    /**< by so many layers, which predict further tokens, lists may be longer */
     const char *unused;          /**< fields that seem to decide a size, and do not in this family */
+    bool window_switch_or;       /**< the default of `window_switch` */
     bool last_is_full;           /**< the last layer has full attention, whatever the rules say */
     bool null_kv_heads;          /**< null as the number of KV heads means as many as heads */
 
@@ -250,6 +264,7 @@ typedef struct kvf_family {
     uint32_t head_dim; /**< 0: when not given, the hidden size divided by the heads */
     uint32_t window, chunk;
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
+    uint32_t caches;           /**< of attention in each layer, which count as layers of their own; 0: one */
 } kvf_family;
 
 /** Whether `word` is one of `words`, which are separated by spaces or '|'. */
@@ -292,7 +307,7 @@ typedef struct kvf_config {
     kvf_dtype dtype;                      /**< the model's own */
     uint32_t window_tokens, chunk_tokens; /**< 0: none */
     uint32_t layer_count;
-    uint8_t *keeps;   /**< [layer] */
+    kvf_keeps *keeps; /**< [layer] */
     kvf_heads *heads; /**< [layer], where it has attention with heads */
     kvf_indexer indexer;
     uint32_t *layers; /**< room for the layer lists of all groups: [KVF_CONFIG_MAX_GROUPS][layer_count] */
@@ -307,7 +322,7 @@ typedef struct kvf_config {
 kvf_status kvf_config_read_layers(kvf_config *config);
 
 /** Finds what a layer keeps that a configuration describes by this word. Returns false if the word is not known. */
-bool kvf_config_word_keeps(const char *word, uint8_t *keeps);
+bool kvf_config_word_keeps(const char *word, kvf_keeps *keeps);
 
 /**
  * Adds a group without layers, of which there are at most KVF_CONFIG_MAX_GROUPS. Its layers, in their order, and
@@ -319,7 +334,7 @@ kvf_group_desc *kvf_config_add_group(kvf_config *config, const char *name, kvf_g
 void kvf_config_add_layer(kvf_config *config, uint32_t layer);
 
 /** Adds all layers that keep `what` to the group that was added last. */
-void kvf_config_add_layers(kvf_config *config, uint8_t what);
+void kvf_config_add_layers(kvf_config *config, kvf_keeps what);
 
 /** Adds a zeroed part to the group that was added last. */
 kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype);
@@ -331,11 +346,11 @@ typedef kvf_status kvf_add_heads_fn(kvf_config *config, const kvf_heads *heads);
  * Adds a group, with its layers, for each shape of the heads of those layers that keep `what`: `name`, and if they
  * differ `name`.2 ... `add` adds each group's parts.
  */
-kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, uint8_t what,
+kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, kvf_keeps what,
                                    kvf_add_heads_fn *add);
 
 /** Whether some layer keeps `what`. */
-bool kvf_config_has(const kvf_config *config, uint8_t what);
+bool kvf_config_has(const kvf_config *config, kvf_keeps what);
 
 /**
  * Applies `per_layer_config`, which overrides fields for single layers. `heads` may be NULL if the family's attention

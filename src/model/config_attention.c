@@ -91,7 +91,7 @@ static kvf_status read_v_head_dim(const kvf_config *config, kvf_heads *heads) {
 /* The heads of the layers whose heads differ from the rest, as the family's kvf_other_heads names them. */
 typedef struct other_heads {
     kvf_heads heads;
-    uint8_t keeps; /* those layers */
+    kvf_keeps keeps; /* those layers */
     bool head_dim_given, kv_heads_given;
 } other_heads;
 
@@ -234,7 +234,7 @@ static bool same_heads(const kvf_heads *a, const kvf_heads *b) {
 }
 
 /* The next layer after `after` that keeps `what` with heads that no group of `what` has yet; layer_count if none. */
-static uint32_t next_shape(const kvf_config *config, uint8_t what, uint32_t after) {
+static uint32_t next_shape(const kvf_config *config, kvf_keeps what, uint32_t after) {
     for (uint32_t i = after; i < config->layer_count; i++) {
         if (!(config->keeps[i] & what))
             continue;
@@ -248,7 +248,7 @@ static uint32_t next_shape(const kvf_config *config, uint8_t what, uint32_t afte
     return config->layer_count;
 }
 
-kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, uint8_t what,
+kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, kvf_keeps what,
                                    kvf_add_heads_fn *add) {
     uint32_t number = 1;
     for (uint32_t first = next_shape(config, what, 0); first < config->layer_count;
@@ -273,7 +273,7 @@ kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_gro
 }
 
 /* Adds a group for each shape of the layers that keep `what`: "full", and if they differ "full.2" ... */
-static kvf_status add_heads(kvf_config *config, const char *name, uint8_t what) {
+static kvf_status add_heads(kvf_config *config, const char *name, kvf_keeps what) {
     return kvf_config_add_by_heads(config, name, KVF_GROUP_TOKENS, what, add_head_parts);
 }
 

@@ -161,6 +161,11 @@ static const kvf_layer_rule by_ratio[] = {
     END,
 };
 
+static const kvf_layer_rule by_source[] = {
+    {.kind = KVF_RULE_SOURCES, .field = "compress_ratios", .second = "kv_source_layer_ids"},
+    END,
+};
+
 static const kvf_layer_rule listed_from_0[] = {
     {.kind = KVF_RULE_NUMBERS,
      .field = "attn_layer_indices",
@@ -281,6 +286,9 @@ static const kvf_indexer_fields index_keys = {.width = "index_head_dim", QUANTIS
 
 static const kvf_indexer_fields index_keys_of_128 = {.width = "index_head_dim", .width_or = 128, QUANTISED};
 
+static const kvf_indexer_fields index_keys_of_sources = {
+    .width = "index_head_dim", .by_layer = true, QUANTISED};
+
 static const kvf_indexer_fields index_keys_in_every_4th = {
     .width = "index_head_dim", .width_or = 128, .every = 4, QUANTISED};
 
@@ -331,6 +339,15 @@ static const kvf_size_names step_names = {.layers = "num_hidden_layers",
                                           .hidden = "hidden_size",
                                           .heads = "num_attention_heads",
                                           .kv_heads = "num_key_value_heads|num_attention_groups"};
+
+/* Its number of layers has two meanings elsewhere: this one counts pairs of attentions. */
+static const kvf_size_names longcat_names = {.layers = "num_layers",
+                                             .hidden = "hidden_size",
+                                             .heads = "num_attention_heads",
+                                             .kv_heads = "num_key_value_heads"};
+
+static const kvf_window_latent dots_window_latent = {.rank = "swa_kv_lora_rank",
+                                                     .rope = "swa_qk_rope_head_dim"};
 
 static const kvf_other_heads gemma4_full = {.keeps = KVF_KEEPS_FULL,
                                             .kv_heads = "num_global_key_value_heads",
@@ -481,6 +498,19 @@ static const kvf_family families[] = {
      .layers = all_full,
      .head_dim = 128,
      .window = 1024},
+    {.model_types = "beam muse_spark muse_spark_text", .attention = KVF_ATTENTION_HEADS, .layers = worded},
+    {.model_types = "muse_glimmer muse_glimmer_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .head_dim = 128,
+     .window = 2048},
+    {.model_types = "flint",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .window_switch = "use_sliding_window",
+     .window_switch_or = true,
+     .head_dim = 128,
+     .window = 513},
     {.model_types = "laguna",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
@@ -623,7 +653,7 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
      .indexer = &index_keys},
-    {.model_types = "deepseek_v32 glm_moe_dsa",
+    {.model_types = "deepseek_v32 glm_moe_dsa axk2",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
      .indexer = &index_keys_of_128},
@@ -631,6 +661,23 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
      .indexer = &index_keys_in_every_4th},
+
+    {.model_types = "longcat_flash",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = all_full,
+     .names = &longcat_names,
+     .caches = 2,
+     .unused = "num_hidden_layers ffn_hidden_size expert_ffn_hidden_size"},
+    {.model_types = "dots3_note",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = worded,
+     .indexer = &index_keys_of_128,
+     .window_latent = &dots_window_latent,
+     .window_names = "sliding_window_size",
+     .unused =
+         "swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim swa_qk_nope_head_dim swa_head_dim "
+         "swa_q_lora_rank",
+     .window = 512},
 
     /* One latent for all heads in a window, and in some layers also one for several tokens. */
     {.model_types = "deepseek_v4",
@@ -642,6 +689,13 @@ static const kvf_family families[] = {
      .unused = "q_lora_rank o_lora_rank o_groups index_n_heads num_hash_layers dspark_block_size "
                "dspark_markov_rank dspark_target_layer_ids vision_n_layers vision_dim vision_n_heads "
                "vision_inter_dim vision_patch_size"},
+    {.model_types = "deepseek_v41 deepseek_v41_text",
+     .attention = KVF_ATTENTION_COMPRESSED,
+     .layers = by_source,
+     .indexer = &index_keys_of_sources,
+     .unused = "q_lora_rank o_lora_rank o_groups index_n_heads num_hash_layers layer_types "
+               "index_source_layer_ids candidate_source_layer_id candidate_block_size engram_layer_ids "
+               "engram_head_dim engram_n_heads dspark_block_size dspark_markov_rank dspark_target_layer_ids"},
 
     /* State in all layers. */
     {.model_types = "mamba falcon_mamba", .layers = all_state, .state = &mamba1},

@@ -1,10 +1,13 @@
 /*
  * The groups of layers that keep one latent for all heads, perhaps beside the key of a sparse indexer.
  *
- * A latent is that of each token, or, of compressed ones (DeepSeek V4):
+ * A latent is that of each token, or, of compressed ones (DeepSeek V4 and V4.1):
  *
  *   group        of the layers    has one row for    and the parts
  *   swa          all              a token, window    latent
+ *   c1           KEEPS_EACH       a token            latent, indexer, indexer_scale
+ *   c2           KEEPS_PAIR       2 tokens           latent, indexer, indexer_scale
+ *   c2.state     KEEPS_PAIR       a token, window    compressor
  *   csa          KEEPS_SPARSE     4 tokens           latent, indexer, indexer_scale
  *   csa.state    KEEPS_SPARSE     a token, window    compressor, indexer_compressor
  *   hca          KEEPS_HEAVY      128 tokens         latent
@@ -44,6 +47,41 @@ static void add_latents(kvf_config *config, const char *name, uint32_t width, bo
     add_latent(config, width);
 }
 
+/* Keys of single tokens are beside the latents of the layers that have them. */
+static void add_full(kvf_config *config, uint32_t width) {
+    bool indexer = config->indexer.width > 0;
+    if (!indexer || config->indexer.tokens > 1) {
+        (void)kvf_config_add_group(config, "mla", KVF_GROUP_TOKENS);
+        kvf_config_add_layers(config, KVF_KEEPS_FULL);
+        add_latent(config, width);
+        if (indexer)
+            kvf_config_add_indexer(config);
+        return;
+    }
+    bool shared = false;
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        shared = shared || ((config->keeps[i] & KVF_KEEPS_FULL) && !(config->keeps[i] & KVF_KEEPS_INDEXER));
+    add_latents(config, "mla", width, true);
+    kvf_config_add_indexer_key(config, 1);
+    if (shared)
+        add_latents(config, "mla.2", width, false);
+}
+
+static kvf_status add_windowed(kvf_config *config) {
+    const kvf_window_latent *names = config->family->window_latent;
+    uint32_t rank = 0;
+    uint32_t rope = 0;
+    kvf_status status = kvf_field_need(&config->fields, names->rank, 1, KVF_CONFIG_MAX_WIDTH, 0, &rank);
+    if (!status)
+        status = kvf_field_need(&config->fields, names->rope, 0, KVF_CONFIG_MAX_WIDTH, 0, &rope);
+    if (status)
+        return status;
+    kvf_config_add_group(config, "swa", KVF_GROUP_TOKENS)->window_tokens = config->window_tokens;
+    kvf_config_add_layers(config, KVF_KEEPS_WINDOW);
+    add_latent(config, rank + rope);
+    return KVF_OK;
+}
+
 kvf_status kvf_config_add_latents(kvf_config *config) {
     uint32_t rank = 0;
     uint32_t rope = 0;
@@ -56,47 +94,41 @@ kvf_status kvf_config_add_latents(kvf_config *config) {
         status = kvf_config_read_indexer(config);
     if (status)
         return status;
-    uint32_t width = rank + rope; /* each at most 2^24 */
-    bool indexer = config->indexer.width > 0;
-    if (!indexer || config->indexer.tokens > 1) {
-        (void)kvf_config_add_group(config, "mla", KVF_GROUP_TOKENS);
-        kvf_config_add_layers(config, KVF_KEEPS_FULL);
-        add_latent(config, width);
-        if (indexer)
-            kvf_config_add_indexer(config);
-        return KVF_OK;
-    }
-    bool shared = false;
-    for (uint32_t i = 0; i < config->layer_count; i++)
-        shared = shared || ((config->keeps[i] & KVF_KEEPS_FULL) && !(config->keeps[i] & KVF_KEEPS_INDEXER));
-    add_latents(config, "mla", width, true);
-    kvf_config_add_indexer_key(config, 1);
-    if (shared)
-        add_latents(config, "mla.2", width, false);
-    return KVF_OK;
+    if (kvf_config_has(config, KVF_KEEPS_FULL))
+        add_full(config, rank + rope); /* each at most 2^24 */
+    return kvf_config_has(config, KVF_KEEPS_WINDOW) ? add_windowed(config) : KVF_OK;
 }
 
 /* ---- compressed latents ---------------------------------------------------------------------- */
 
 /* How the layers of one kind compress. */
 typedef struct compression {
-    uint8_t keeps;
+    kvf_keeps keeps;
     const char *entries; /* the group of what is compressed */
     const char *states;  /* the group of what is yet to be */
     const char *rate;    /* fields that may say the number of tokens */
     uint32_t tokens;     /* from one entry to the next */
     uint32_t overlap;    /* how many entries a token goes into */
     bool indexer;
+    bool index_compressor; /* the indexer's key is not made of the latent, but compressed by itself */
 } compression;
 
 static const compression compressions[] = {
+    {.keeps = KVF_KEEPS_EACH, .entries = "c1", .tokens = 1, .indexer = true},
+    {.keeps = KVF_KEEPS_PAIR,
+     .entries = "c2",
+     .states = "c2.state",
+     .tokens = KVF_PAIR_TOKENS,
+     .overlap = 1,
+     .indexer = true},
     {.keeps = KVF_KEEPS_SPARSE,
      .entries = "csa",
      .states = "csa.state",
      .rate = "compress_rates.compressed_sparse_attention|compress_rate_csa",
      .tokens = KVF_SPARSE_TOKENS,
      .overlap = 2,
-     .indexer = true},
+     .indexer = true,
+     .index_compressor = true},
     {.keeps = KVF_KEEPS_HEAVY,
      .entries = "hca",
      .states = "hca.state",
@@ -129,7 +161,8 @@ static kvf_status read_width(const kvf_config *config, uint32_t *width) {
 static kvf_status check_rate(const kvf_config *config, const compression *way) {
     uint32_t rate = way->tokens;
     bool given;
-    kvf_status status = kvf_field_number(&config->fields, way->rate, 0, UINT32_MAX, &given, &rate);
+    kvf_status status =
+        way->rate ? kvf_field_number(&config->fields, way->rate, 0, UINT32_MAX, &given, &rate) : KVF_OK;
     if (!status && rate != way->tokens)
         status = kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %u; supported: %u", config->fields.prefix,
                           kvf_field_name(&config->fields, way->rate).text, rate, way->tokens);
@@ -153,11 +186,12 @@ static void add_compression(kvf_config *config, const compression *way, uint32_t
     add_latent(config, width);
     if (way->indexer)
         kvf_config_add_indexer_key(config, 1);
-
+    if (!way->states)
+        return;
     kvf_config_add_group(config, way->states, KVF_GROUP_TOKENS)->window_tokens = way->overlap * way->tokens;
     kvf_config_add_layers(config, way->keeps);
     add_compressor(config, "compressor", way, width, 0);
-    if (way->indexer)
+    if (way->index_compressor)
         add_compressor(config, "indexer_compressor", way, config->indexer.width, 1);
 }
 
@@ -178,6 +212,8 @@ kvf_status kvf_config_add_compressed(kvf_config *config) {
         if (!kvf_config_has(config, way->keeps))
             continue;
         status = check_rate(config, way);
+        if (!status && way->indexer && !config->indexer.width)
+            status = kvf_field_missing(&config->fields, config->family->indexer->width);
         if (status)
             return status;
         add_compression(config, way, width);

@@ -7,7 +7,7 @@
 
 static const struct {
     const char *word;
-    uint8_t keeps;
+    kvf_keeps keeps;
 } words[] = {
     {"full_attention", KVF_KEEPS_FULL},
     {"attention", KVF_KEEPS_FULL},
@@ -31,7 +31,7 @@ static const struct {
 
 static const struct {
     char letter;
-    uint8_t keeps;
+    kvf_keeps keeps;
 } letters[] = {
     {'M', KVF_KEEPS_STATE},
     {'*', KVF_KEEPS_FULL},
@@ -39,14 +39,22 @@ static const struct {
     {'E', KVF_KEEPS_NOTHING},
 };
 
-static const struct {
+typedef struct ratio_row {
     uint32_t tokens;
-    uint8_t keeps;
-} ratios[] = {
+    kvf_keeps keeps;
+} ratio_row;
+
+/* How many tokens share an entry: 1 is no compression, or one that keeps an entry for each token. */
+static const ratio_row ratios[] = {
     {0, KVF_KEEPS_WINDOW},
     {1, KVF_KEEPS_WINDOW},
     {KVF_SPARSE_TOKENS, KVF_KEEPS_WINDOW | KVF_KEEPS_SPARSE},
     {KVF_HEAVY_TOKENS, KVF_KEEPS_WINDOW | KVF_KEEPS_HEAVY},
+};
+static const ratio_row source_ratios[] = {
+    {0, KVF_KEEPS_WINDOW},
+    {1, KVF_KEEPS_WINDOW | KVF_KEEPS_EACH},
+    {KVF_PAIR_TOKENS, KVF_KEEPS_WINDOW | KVF_KEEPS_PAIR},
 };
 
 /* ---- how many layers ------------------------------------------------------------------------- */
@@ -90,7 +98,7 @@ static kvf_status count_described(const kvf_config *config, struct json_object *
 
 /* Each function sets `applied` when it has decided about all layers. */
 
-bool kvf_config_word_keeps(const char *word, uint8_t *keeps) {
+bool kvf_config_word_keeps(const char *word, kvf_keeps *keeps) {
     for (size_t w = 0; w < sizeof words / sizeof words[0]; w++)
         if (strcmp(word, words[w].word) == 0) {
             *keeps = words[w].keeps;
@@ -167,19 +175,25 @@ static kvf_status apply_flags(kvf_config *config, const kvf_layer_rule *rule, bo
     return status;
 }
 
-static kvf_status ratio_keeps(const kvf_config *config, const char *field, struct json_object *list, size_t i,
-                              uint8_t *keeps) {
+static kvf_status ratio_keeps(const kvf_config *config, const kvf_layer_rule *rule, struct json_object *list,
+                              size_t i, kvf_keeps *keeps) {
+    bool sources = rule->kind == KVF_RULE_SOURCES;
+    const ratio_row *rows = sources ? source_ratios : ratios;
+    size_t count = sources ? sizeof source_ratios / sizeof *rows : sizeof ratios / sizeof *rows;
     uint32_t tokens = 0;
-    kvf_status status = kvf_element_number(&config->fields, field, list, i, 0, UINT32_MAX, &tokens);
-    for (size_t r = 0; r < sizeof ratios / sizeof ratios[0] && !status; r++)
-        if (ratios[r].tokens == tokens) {
-            *keeps = ratios[r].keeps;
+    kvf_status status = kvf_element_number(&config->fields, rule->field, list, i, 0, UINT32_MAX, &tokens);
+    for (size_t r = 0; r < count && !status; r++)
+        if (rows[r].tokens == tokens) {
+            *keeps = rows[r].keeps;
             return KVF_OK;
         }
-    return status ? status
-                  : kvf_fail(KVF_E_UNSUPPORTED, "%s%.*s[%zu] is %u; supported: 0, 1, %u and %u",
-                             config->fields.prefix, (int)strcspn(field, "|"), field, i, tokens,
-                             KVF_SPARSE_TOKENS, KVF_HEAVY_TOKENS);
+    if (status)
+        return status;
+    if (sources)
+        return kvf_fail(KVF_E_UNSUPPORTED, "%s%s[%zu] is %u; supported: 0, 1 and %u", config->fields.prefix,
+                        rule->field, i, tokens, KVF_PAIR_TOKENS);
+    return kvf_fail(KVF_E_UNSUPPORTED, "%s%s[%zu] is %u; supported: 0, 1, %u and %u", config->fields.prefix,
+                    rule->field, i, tokens, KVF_SPARSE_TOKENS, KVF_HEAVY_TOKENS);
 }
 
 /* Checks that words, if there are some, say the same as the ratios. */
@@ -191,7 +205,7 @@ static kvf_status check_words(kvf_config *config, const kvf_layer_rule *rule, st
         return status;
     status = settle_count(config, field, json_object_array_length(words_list));
     for (uint32_t i = 0; i < config->layer_count && !status; i++) {
-        uint8_t by_ratio = config->keeps[i];
+        kvf_keeps by_ratio = config->keeps[i];
         status = keep_word(config, field, words_list, i);
         if (!status && config->keeps[i] != by_ratio)
             status =
@@ -200,6 +214,61 @@ static kvf_status check_words(kvf_config *config, const kvf_layer_rule *rule, st
                          rule->second, i, json_object_get_string(json_object_array_get_idx(words_list, i)));
     }
     return status;
+}
+
+/* The layers whose entries others read, and which have indexers. */
+static kvf_status mark_sources(kvf_config *config, const kvf_layer_rule *rule) {
+    struct json_object *list;
+    const char *name;
+    kvf_status status = kvf_field_list(&config->fields, rule->second, &list, &name);
+    if (!status && !list)
+        status = kvf_field_missing(&config->fields, rule->second);
+    size_t count = status ? 0 : json_object_array_length(list);
+    for (size_t i = 0; i < count && !status; i++) {
+        uint32_t layer = 0;
+        status = kvf_element_number(&config->fields, name, list, i, 0, config->layer_count - 1, &layer);
+        if (!status && !(config->keeps[layer] & KVF_KEEPS_COMPRESSED))
+            return kvf_fail(KVF_E_INVALID, "%s%s[%zu] is %u, but %s[%u] is 0", config->fields.prefix, name, i,
+                            layer, rule->field, layer);
+        config->keeps[layer] |= KVF_KEEPS_INDEXER;
+    }
+    return status;
+}
+
+/* A source whose keys another layer would have to make is not known. */
+static kvf_status check_index_sources(const kvf_config *config, const kvf_layer_rule *rule) {
+    static const char field[] = "index_source_layer_ids";
+    struct json_object *list;
+    const char *name;
+    kvf_status status = kvf_field_list(&config->fields, field, &list, &name);
+    size_t count = !status && list ? json_object_array_length(list) : 0;
+    for (uint32_t layer = 0; layer < config->layer_count && !status; layer++) {
+        bool found = !(config->keeps[layer] & KVF_KEEPS_INDEXER);
+        for (size_t i = 0; i < count && !found && !status; i++) {
+            uint32_t number = 0;
+            status = kvf_element_number(&config->fields, name, list, i, 0, KVF_MODEL_MAX_LAYERS, &number);
+            found = number == layer;
+        }
+        if (!status && !found)
+            return kvf_fail(KVF_E_UNSUPPORTED, "%s%s has layer %u, but %s has not; supported: in both",
+                            config->fields.prefix, rule->second, layer, field);
+    }
+    return status;
+}
+
+/* Layers that are no source keep a window alone: they read the entries of the last source before them. */
+static kvf_status keep_sources(kvf_config *config, const kvf_layer_rule *rule) {
+    kvf_status status = mark_sources(config, rule);
+    bool any = false;
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        any = any || (config->keeps[i] & KVF_KEEPS_INDEXER);
+        if (!any && (config->keeps[i] & KVF_KEEPS_COMPRESSED))
+            return kvf_fail(KVF_E_INVALID, "%s%s[%u] is not 0, but %s has no layer up to it",
+                            config->fields.prefix, rule->field, i, rule->second);
+        if (!(config->keeps[i] & KVF_KEEPS_INDEXER))
+            config->keeps[i] &= KVF_KEEPS_WINDOW;
+    }
+    return status ? status : check_index_sources(config, rule);
 }
 
 /* The list may go on after the model's own layers: those that only predict further tokens keep a window alone, and
@@ -213,16 +282,18 @@ static kvf_status apply_ratios(kvf_config *config, const kvf_layer_rule *rule, b
     *applied = true;
     status = need_count(config);
     size_t count = json_object_array_length(list);
-    uint8_t keeps = KVF_KEEPS_WINDOW;
+    kvf_keeps keeps = KVF_KEEPS_WINDOW;
     while (!status && count > config->layer_count && keeps == KVF_KEEPS_WINDOW) {
-        status = ratio_keeps(config, field, list, count - 1, &keeps);
+        status = ratio_keeps(config, rule, list, count - 1, &keeps);
         count -= keeps == KVF_KEEPS_WINDOW;
     }
     if (!status)
         status = settle_count(config, field, count);
     for (uint32_t i = 0; i < config->layer_count && !status; i++)
-        status = ratio_keeps(config, field, list, i, &config->keeps[i]);
-    return status ? status : check_words(config, rule, list);
+        status = ratio_keeps(config, rule, list, i, &config->keeps[i]);
+    if (status)
+        return status;
+    return rule->kind == KVF_RULE_SOURCES ? keep_sources(config, rule) : check_words(config, rule, list);
 }
 
 static kvf_status apply_period(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
@@ -281,15 +352,16 @@ static kvf_status apply_all(kvf_config *config, const kvf_layer_rule *rule, bool
     if (status)
         return status;
     *applied = true;
-    memset(config->keeps, rule->picked, config->layer_count);
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        config->keeps[i] = rule->picked;
     return KVF_OK;
 }
 
 /* Takes a layer from a list; no list may have named it before (`unset` marks such layers). */
-static const uint8_t unset = UINT8_MAX;
+static const kvf_keeps unset = UINT16_MAX;
 
 static kvf_status keep_numbered(kvf_config *config, const char *field, const kvf_layer_rule *rule,
-                                uint8_t keeps, bool *given) {
+                                kvf_keeps keeps, bool *given) {
     const kvf_fields *fields = &config->fields;
     struct json_object *list;
     const char *name;
@@ -304,7 +376,7 @@ static kvf_status keep_numbered(kvf_config *config, const char *field, const kvf
         status = kvf_element_number(fields, name, list, i, rule->first_number, most, &number);
         if (status)
             return status;
-        uint8_t *layer = &config->keeps[number - rule->first_number];
+        kvf_keeps *layer = &config->keeps[number - rule->first_number];
         if (*layer != unset)
             return kvf_fail(KVF_E_INVALID, "%s%s[%zu] is %u, a layer that is listed before", fields->prefix,
                             name, i, number);
@@ -317,7 +389,8 @@ static kvf_status apply_numbers(kvf_config *config, const kvf_layer_rule *rule, 
     kvf_status status = need_count(config);
     if (status)
         return status;
-    memset(config->keeps, unset, config->layer_count);
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        config->keeps[i] = unset;
     bool others_given = false;
     status = keep_numbered(config, rule->field, rule, rule->picked, applied);
     if (!status && *applied && rule->second)
@@ -347,6 +420,7 @@ static kvf_status apply_rule(kvf_config *config, const kvf_layer_rule *rule, boo
     case KVF_RULE_FLAGS:
         return apply_flags(config, rule, applied);
     case KVF_RULE_RATIOS:
+    case KVF_RULE_SOURCES:
         return apply_ratios(config, rule, applied);
     case KVF_RULE_PERIOD:
         return apply_period(config, rule, applied);
@@ -373,7 +447,7 @@ static kvf_status read_spans(kvf_config *config) {
     bool windows = true;
     kvf_status status = KVF_OK;
     if (config->family->window_switch) {
-        windows = false;
+        windows = config->family->window_switch_or;
         status = kvf_field_flag(&config->fields, config->family->window_switch, &windows);
     }
     if (!status && windows)
@@ -388,7 +462,7 @@ static kvf_status read_spans(kvf_config *config) {
  * or chunked is then a contradiction. */
 static kvf_status settle_spans(kvf_config *config, bool named) {
     static const struct {
-        uint8_t keeps;
+        kvf_keeps keeps;
         const char *what;
         const char *field;
     } spans[] = {
@@ -422,7 +496,7 @@ static kvf_status drop_shared(kvf_config *config) {
         return status;
     if (shared >= config->layer_count)
         return kvf_field_missing(&config->fields, field);
-    uint8_t kept = KVF_KEEPS_NOTHING;
+    kvf_keeps kept = KVF_KEEPS_NOTHING;
     for (uint32_t i = 0; i < config->layer_count - shared; i++)
         kept |= config->keeps[i];
     for (uint32_t i = config->layer_count - shared; i < config->layer_count; i++) {
@@ -436,10 +510,11 @@ static kvf_status drop_shared(kvf_config *config) {
 
 static kvf_status check_known(const kvf_config *config) {
     for (uint32_t i = 0; i < config->layer_count; i++) {
-        uint8_t keeps = config->keeps[i];
+        kvf_keeps keeps = config->keeps[i];
         if ((keeps & KVF_KEEPS_ATTENTION) && config->family->attention == KVF_ATTENTION_NONE)
             return kvf_fail(KVF_E_INVALID, "layer %u has attention, but this family has none", i);
-        if ((keeps & (KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)) &&
+        if ((keeps &
+             (config->family->window_latent ? KVF_KEEPS_CHUNK : KVF_KEEPS_WINDOW | KVF_KEEPS_CHUNK)) &&
             config->family->attention == KVF_ATTENTION_LATENT)
             return kvf_fail(KVF_E_UNSUPPORTED,
                             "layer %u has a window or chunks, which are not supported with latents", i);
@@ -464,7 +539,8 @@ kvf_status kvf_config_read_layers(kvf_config *config) {
     const char *names = kvf_family_names(config->family)->layers;
     kvf_status status = kvf_field_number(&config->fields, names, 1, KVF_MODEL_MAX_LAYERS, &given, &count);
     if (!status && given)
-        status = settle_count(config, names, count);
+        status = settle_count(config, names,
+                              (size_t)count * (config->family->caches ? config->family->caches : 1));
     if (!status)
         status = read_spans(config);
 
@@ -477,7 +553,8 @@ kvf_status kvf_config_read_layers(kvf_config *config) {
     if (!status && config->family->last_is_full)
         config->keeps[config->layer_count - 1] = KVF_KEEPS_FULL;
     if (!status)
-        status = settle_spans(config, rule->kind == KVF_RULE_WORDS || rule->kind == KVF_RULE_RATIOS);
+        status = settle_spans(config, rule->kind == KVF_RULE_WORDS || rule->kind == KVF_RULE_RATIOS ||
+                                          rule->kind == KVF_RULE_SOURCES);
     if (!status)
         status = drop_shared(config);
     return status ? status : check_known(config);

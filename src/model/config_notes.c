@@ -82,7 +82,7 @@ static bool has_word(const char *name, const char *const *words, size_t count) {
 /* ---- what a field is ------------------------------------------------------------------------- */
 
 /* Whether the family's rules can give a layer `what`. */
-static bool rules_give(const kvf_family *family, uint8_t what) {
+static bool rules_give(const kvf_family *family, kvf_keeps what) {
     for (const kvf_layer_rule *rule = family->layers; rule->kind != KVF_RULE_END; rule++)
         if ((rule->picked | rule->others) & what)
             return true;
@@ -90,7 +90,7 @@ static bool rules_give(const kvf_family *family, uint8_t what) {
 }
 
 /* Whether layers of this model keep `what`, or those of another model of its family. */
-static bool may_keep(const kvf_config *config, uint8_t what) {
+static bool may_keep(const kvf_config *config, kvf_keeps what) {
     return kvf_config_has(config, what) || rules_give(config->family, what);
 }
 
@@ -154,6 +154,9 @@ static bool is_of_family(const kvf_config *config, const char *name) {
     if (indexer &&
         (is_one(name, indexer->width) || is_one(name, indexer->enabled) || is_one(name, indexer->heads) ||
          is_one(name, indexer->no_values) || is_one(name, indexer->tokens)))
+        return true;
+    const kvf_window_latent *latent = family->window_latent;
+    if (latent && (is_one(name, latent->rank) || is_one(name, latent->rope)))
         return true;
     const kvf_stream_conv_fields *streams = family->stream_conv;
     if (streams && (is_one(name, streams->layers) || is_one(name, streams->taps) ||

@@ -28,11 +28,18 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "models").glob("*.json"))
 # transformers has no class with these names.
 UNKNOWN_HERE = {
+    "beam",
+    "deepseek_v41",
+    "deepseek_v41_text",
+    "dots3_note",
+    "flint",
     "inkling_model",
     "kimi_k2",
     "kimi_k3",
     "mimo_v2",
     "minimax_m3_text",
+    "muse_spark",
+    "muse_spark_text",
     "step5",
     "step5_vl",
 }
@@ -99,6 +106,8 @@ SIZES: dict[str, Any] = {
 # Fields that a class requires, or that it needs in its own form.
 OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"global_head_dim": 64, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
+    "longcat_flash": {"num_layers": LAYERS // 2},
+    "muse_glimmer_text": {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
     "mellum": {"layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2)},
     "laguna": {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
     "mamba2": {"num_heads": 12, "head_dim": 24},

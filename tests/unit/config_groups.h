@@ -1,0 +1,61 @@
+/*
+ * For tests of configurations: a model is read, or refused, and its groups are compared with what is expected.
+ */
+#ifndef KVF_TESTS_CONFIG_GROUPS_H
+#define KVF_TESTS_CONFIG_GROUPS_H
+
+#include "model/config.h"
+
+static kvf_model *read_with(const char *json, const kvf_config_options *options) {
+    kvf_model *model = NULL;
+    if (kvf_model_from_config(json, strlen(json), options, &model) != KVF_OK)
+        fail_msg("%s", kvf_error_detail());
+    for (uint32_t n = 0; kvf_model_note(model, n); n++)
+        fail_msg("a needless note: %s", kvf_model_note(model, n));
+    return model;
+}
+
+static void assert_refused(const char *json, kvf_status status, const char *words) {
+    kvf_model *model = NULL;
+    kvf_status got = kvf_model_from_config(json, strlen(json), NULL, &model);
+    if (got != status || !strstr(kvf_error_detail(), words))
+        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(status), words, kvf_status_name(got),
+                 kvf_error_detail());
+    assert_null(model);
+}
+
+/* What is expected of a group; its parts as text, each "name:dtype:units:rows x elements of a cell". */
+typedef struct expected_group {
+    const char *name;
+    uint32_t layers, first_layer;
+    uint32_t window_tokens, tokens_per_step;
+    const char *parts;
+} expected_group;
+
+static void assert_groups(kvf_model *model, const expected_group *expected, uint32_t count) {
+    assert_int_equal(kvf_model_group_count(model), count);
+    for (uint32_t g = 0; g < count; g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        char parts[512] = "";
+        size_t length = 0;
+        for (uint32_t p = 0; p < group->part_count; p++) {
+            const kvf_part_desc *part = &group->parts[p];
+            length += (size_t)snprintf(parts + length, sizeof parts - length, "%s%s:%s:%u:%ux%u",
+                                       p ? " " : "", part->name, kvf_dtype_name(part->dtype), part->units,
+                                       part->rows_per_step, part->cell_elements);
+            assert_true(length < sizeof parts);
+        }
+        assert_string_equal(group->name, expected[g].name);
+        assert_string_equal(parts, expected[g].parts);
+        assert_int_equal(group->layer_count, expected[g].layers);
+        assert_int_equal(group->layers[0], expected[g].first_layer);
+        assert_int_equal(group->window_tokens, expected[g].window_tokens);
+        if (group->kind == KVF_GROUP_TOKENS)
+            assert_int_equal(group->tokens_per_step, expected[g].tokens_per_step);
+    }
+    kvf_model_free(model);
+}
+
+#define ASSERT_GROUPS(model, expected) assert_groups(model, expected, sizeof(expected) / sizeof *(expected))
+
+#endif
