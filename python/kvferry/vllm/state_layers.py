@@ -26,12 +26,18 @@ def configured_model(model: ModelConfig) -> Model:
     return Model.from_config(model.hf_text_config.to_json_string(use_diff=False))
 
 
-def state_parts(model: Model, layer: int) -> tuple[Part, ...]:
-    """The parts of a state layer of the whole model."""
-    for group in model.groups:
-        if group.kind == GroupKind.STATE and layer in group.layers:
-            return group.parts
-    raise UnsupportedError(f"layer {layer} keeps a state, but the model's configuration does not describe it")
+def state_parts(model: Model, layer: int, tensors: int) -> tuple[Part, ...]:
+    """The parts of a layer's state of so many tensors; a layer may have more than one state (Qwen 4)."""
+    found = [group.parts for group in model.groups if group.kind == GroupKind.STATE and layer in group.layers]
+    if not found:
+        raise UnsupportedError(
+            f"layer {layer} keeps a state, but the model's configuration does not describe it"
+        )
+    fitting = [parts for parts in found if len({part.tensor for part in parts}) == tensors]
+    if len(fitting) != 1:
+        counts = ", ".join(str(len({part.tensor for part in parts})) for parts in found)
+        raise UnsupportedError(f"layer {layer} keeps a state of {tensors} tensors; the model has {counts}")
+    return fitting[0]
 
 
 def share_of(part: Part, tp_rank: int, tp_size: int) -> PartShare:
@@ -64,8 +70,6 @@ def place_state(
         rank: (tensor-parallel rank, how many there are)
     """
     tensors = sorted({part.tensor for part in parts})
-    if len(tensors) != len(spec.shapes):
-        raise UnsupportedError(f"a state of {len(spec.shapes)} tensors; the model has {len(tensors)}")
     found: dict[str, tuple[Part, PartShare, Placement]] = {}
     at = offset
     for tensor, shape, dtype in zip(tensors, spec.shapes, spec.dtypes, strict=True):

@@ -159,6 +159,35 @@ def _latent_layer(
     return _Layer((part,), (ranks.share(1, 1, tokens),), (place,), tensor.shape[0], tokens)
 
 
+def _row_layer(
+    spec: AttentionSpec,
+    name: str,
+    place: LayerPlace,
+    tensor: torch.Tensor,
+    dtype: Dtype,
+    ranks: Ranks,
+    regions: Regions,
+) -> _Layer:
+    """A layer without values: the last inputs of Inkling's convolutions, split as its KV heads are, or the
+    summaries of several tokens by which Step 5 selects keys, which every rank has.
+    """
+    block, head, token = _page_strides(tensor)
+    region, offset = regions.place(tensor)
+    kept = _kept_tokens(spec, ranks)
+    at = (Placement(region, offset, block, token, head),)
+    if spec.tokens_per_state != 1:
+        if spec.num_kv_heads != 1:
+            raise UnsupportedError(
+                f"layer {name} keeps an entry of {spec.num_kv_heads} heads for {spec.tokens_per_state} tokens; "
+                "allowed: 1"
+            )
+        part = Part("summary", dtype, 1, tensor.shape[3], tp_rule=TpRule.REPLICATE)
+        return _Layer((part,), (ranks.share(1, 1, kept),), at, tensor.shape[0], kept)
+    heads = total_kv_heads(place.model, name, place.index, spec.num_kv_heads, ranks.tp_size)
+    part = Part("rows", dtype, heads, tensor.shape[3])
+    return _Layer((part,), (ranks.share(heads, min(ranks.tp_size, heads), kept),), at, tensor.shape[0], kept)
+
+
 def _is_quantized_indexer(spec: AttentionSpec, name: str, tensor: torch.Tensor) -> bool:
     """Whether it is the cache of a sparse-attention indexer that keeps keys in FP8 or FP4, with scales.
 
@@ -417,6 +446,8 @@ def _describe_layer(
         return _ring_layer(spec, name, cache, ranks, regions)
     if isinstance(spec, AttentionSpec):
         _refuse_own_pages(name, spec)
+        if spec.head_size_v == 0:
+            return _row_layer(spec, name, place, cache, _cell_type(config, cache), ranks, regions)
         asked = (spec.dtype, cache.shape[2], spec.head_size)
         if asked not in orders:
             orders[asked] = key_order(config, spec, cache.shape[2])
@@ -430,7 +461,7 @@ def _describe_layer(
         region, offset = regions.place(cache)
         parts, shares, places = place_state(
             spec,
-            state_parts(model, place.index),
+            state_parts(model, place.index, len(spec.shapes)),
             (ranks.tp_rank, ranks.tp_size),
             region,
             offset,
