@@ -8,6 +8,7 @@ tensors are read by SGLang's names, by code that shares nothing with the backend
 from __future__ import annotations
 
 import contextlib
+import itertools
 import unittest
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,24 +23,27 @@ from sglang.srt.configs.mamba_utils import (
     Mamba2CacheParams,
     Mamba2StateShape,
 )
-from sglang.srt.disaggregation.base.conn import KVArgs
-from sglang.srt.disaggregation.utils import setup_state_kv_args
+from sglang.srt.disaggregation.base.conn import KVArgs, StateType
+from sglang.srt.disaggregation.utils import get_kv_transfer_buf_infos, setup_state_kv_args
 from sglang.srt.mem_cache.memory_pool import (
     DSATokenToKVPool,
     HybridLinearKVPool,
     MambaPool,
     MHATokenToKVPool,
+    MiniMaxSparseKVPool,
     MLATokenToKVPool,
 )
+from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 
 from kvferry import Agent, BlockTable, EventKind, MismatchError, NotFoundError, UnsupportedError
-from kvferry.sglang.blocks import Chunks, Extent, block_ids, extent_of, steps_of
+from kvferry.sglang.blocks import Chunks, Extent, blocks_of, extent_of, steps_of
 from kvferry.sglang.caches import components_of, facts_of
 from kvferry.sglang.geometry import arrays_of, build_engine, cache_type
 
 PAGE = 64  # of other sizes there are no indexers
+POOL = 4  # tokens that share a key
 TOKENS = 478
 WINDOW = 130
 HEADS = 4
@@ -78,7 +82,7 @@ class Rank:
         cache = kind(tp_size, page)
         self.pool, self.places = cache.pool, cache.places()
         self.args = args = KVArgs()
-        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = self.pool.get_contiguous_buf_infos()
+        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = get_kv_transfer_buf_infos(self.pool)
         args.page_size, args.kv_cache_dtype_str = page, "auto"
         args.kv_layer_ids = self.pool.get_kv_layer_ids() if hasattr(self.pool, "get_kv_layer_ids") else []
         setup_state_kv_args(args, self.pool)
@@ -96,9 +100,20 @@ class Rank:
 
     def wanted(self, prefix: int) -> list[Any]:
         """The blocks of all components, as SGLang gives them to an engine that has so many tokens."""
-        of = {"swa": self.window, "dsa": self.pages[prefix // self.page :], "mamba": [np.array(self.slot)]}
         pages = self.pages[prefix // self.page :]
-        return [pages, *(of[component.name] for component in self.components[1:])]
+        waiting = TOKENS % POOL
+        of = {
+            StateType.SWA: self.window,
+            StateType.DSA: pages,
+            StateType.MAMBA: [np.array(self.slot)],
+            # SGLang also says in which places tokens wait: from the first, so many, then from place 0, so many.
+            StateType.DSA_TAIL: [int(self.slot), (TOKENS - waiting) % POOL, waiting, 0, 0, POOL],
+            StateType.QSA_PENDING: np.array([self.slot], dtype=np.int32),
+            StateType.QSA_COMPRESSED: self.pages,  # all, whatever the prefix
+            StateType.MINIMAX_INDEX_K: pages,
+            StateType.MINIMAX_DENSE_KV: self.pages,
+        }
+        return [pages, *(of[state] for state in self.args.state_types)]
 
     def rows(self, place: Place, prefix: int = 0) -> tuple[Any, slice]:
         """Rows of a tensor that belong to the request behind a prefix, and which of the whole they are."""
@@ -201,6 +216,76 @@ class Indexed(Latents):
         return super().places() + index
 
 
+class Pooled(Indexed):
+    """An indexer with a key for each few tokens, and rows of what waits to become one. One layer has none."""
+
+    def __init__(self, tp_size: int, page: int) -> None:
+        self.pool = DSATokenToKVPool(
+            SLOTS,
+            page,
+            LATENT,
+            TYPE,
+            ROPE,
+            self.LAYERS,
+            "cpu",
+            128,
+            False,
+            LATENT + ROPE,
+            index_kpool=page // PAGE,
+            index_kpool_compress=True,
+            max_running_requests=8,
+            skip_topk_layers=[False, True, False],
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        return pooled_places(self.pool)
+
+
+def pooled_places(pool: Any) -> list[Place]:
+    """Latents; of an indexer's keys, shares of a page as large as a token's; and what waits to become a key."""
+    latents = [Place(f"latent {i}", tensor, axis=None) for i, tensor in enumerate(pool.kv_buffer)]
+    index = [
+        Place(f"index {i}", tensor.view(torch.uint8).reshape(-1, tensor[0].nbytes // pool.page_size), axis=None)
+        for i, tensor in enumerate(pool.index_k_with_scale_buffer)
+        if len(tensor)
+    ]
+    rows = [
+        Place(f"waiting {what} {i}", tensor, "slot", axis=None)
+        for what, tensors in (("k", pool._compress_tail_k), ("score", pool._compress_tail_score))
+        for i, tensor in enumerate(tensors)
+        if len(tensor)
+    ]
+    return [*latents, *index, *rows]
+
+
+class Sparse(Cache):
+    """MiniMax M3: one layer without an indexer, and two with a key for each token."""
+
+    def __init__(self, tp_size: int, page: int) -> None:
+        self.pool = MiniMaxSparseKVPool(
+            SLOTS,
+            page,
+            TYPE,
+            max(1, HEADS // tp_size),
+            HEAD,
+            16,
+            [0],
+            [1, 2],
+            "cpu",
+            disable_value_sparse_layer_ids=[1, 2],
+            start_layer=0,
+            end_layer=self.LAYERS,
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        keys = [
+            Place(f"index {i}", tensor, axis=None) for i, tensor in enumerate(self.pool.index_k_pool.k_buffer)
+        ]
+        return [*self.heads(self.pool.main_pool, "full"), *keys]
+
+
 class Windows(Cache):
     """Layers with a sliding window in a pool of their own, with more heads than the others."""
 
@@ -282,6 +367,84 @@ class RowStates(States):
         return KimiLinearCacheParams(shape=shape, layers=[0, 2])
 
 
+class Compressed(States):
+    """Qwen 4: gated delta nets, and an indexer with keys in the model's type; all layers share positions."""
+
+    RATIO = 4
+
+    def _of_states(self, tp_size: int, page: int, params: Any) -> None:
+        states = MambaPool(
+            size=self.STATES, spec_state_size=0, cache_params=params, mamba_layer_ids=[0, 2], device="cpu"
+        )
+        self.pool = QSATokenToKVPool(
+            size=SLOTS,
+            dtype=TYPE,
+            page_size=page,
+            head_num=max(1, HEADS // tp_size),
+            head_dim=HEAD,
+            full_attention_layer_ids=[1],
+            device="cpu",
+            mamba_pool=states,
+            qsa_index_kv_heads=1,
+            qsa_index_head_dim=16,
+            qsa_compress_ratio=self.RATIO,
+            qsa_token_topk=512,
+            num_request_slots=self.STATES,
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors; of the compressed keys, what each token would have of its share."""
+        keys = [
+            Place(f"index {i}", tensor.view(torch.uint8).reshape(-1, 16 * 2 // self.RATIO), axis=None)
+            for i, tensor in enumerate(self.pool.qsa_compressed_k_buffer_pool)
+        ]
+        rows = [
+            Place(f"waiting {i}", tensor.view(self.STATES, -1), "slot", axis=None)
+            for i, tensor in enumerate(
+                [*self.pool.qsa_key_state_buffer_pool, self.pool.qsa_rope_position_buffer]
+            )
+        ]
+        return [*super().places(), *keys, *rows]
+
+
+class PooledStates(RowStates):
+    """GLM 5 Next: Kimi's delta nets, latents, and an indexer with a key for several tokens."""
+
+    latent = True
+
+    def _of_states(self, tp_size: int, page: int, params: Any) -> None:
+        states = MambaPool(
+            size=self.STATES, spec_state_size=0, cache_params=params, mamba_layer_ids=[0, 2], device="cpu"
+        )
+        self.pool = HybridLinearKVPool(
+            SLOTS,
+            TYPE,
+            page,
+            1,
+            LATENT,
+            [1],
+            "cpu",
+            states,
+            use_mla=True,
+            kv_lora_rank=LATENT,
+            qk_rope_head_dim=ROPE,
+            use_dsa=True,
+            index_head_dim=128,
+            kv_cache_dim=LATENT + ROPE,
+            index_kpool=page // PAGE,
+            index_kpool_compress=True,
+            max_running_requests=8,
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        cache = self.pool.mamba_pool.mamba_cache
+        parts = self.PARTS
+        conv = [Place(f"conv {i}", tensor, "slot", 2, parts) for i, tensor in enumerate(cache.conv[0])]
+        state = [Place(f"state {i}", tensor, "slot") for i, tensor in enumerate(cache.temporal)]
+        return [*pooled_places(self.pool.full_kv_pool), *conv, *state]
+
+
 class UnknownStates(States):
     """Mamba 2: SGLang does not say what the channels of the convolution are."""
 
@@ -357,7 +520,8 @@ def move(prefill: list[Rank], decode: list[Rank], chunks: tuple[int, ...], prefi
     """
     contact = prefill[0].agent.contact
     for rank in decode:
-        ids = [block_ids(blocks) for blocks in rank.wanted(prefix)]
+        pages, *others = rank.wanted(prefix)
+        ids = blocks_of(rank.components, pages, others)
         extent = extent_of(ids, prefix, rank.page)
         rank.agent.expect("request", contact, steps_of(rank.components, extent, ids))
     for rank in prefill:
@@ -382,7 +546,7 @@ def move(prefill: list[Rank], decode: list[Rank], chunks: tuple[int, ...], prefi
 class Pools(unittest.TestCase):
     """See above."""
 
-    KINDS = (Heads, Latents, Indexed, Windows, States, RowStates)
+    KINDS = (Heads, Latents, Indexed, Windows, States, RowStates, Sparse, Compressed)
 
     def test_what_ranks_have_is_what_other_ranks_get(self) -> None:
         for kind in self.KINDS:
@@ -404,9 +568,26 @@ class Pools(unittest.TestCase):
                         self._move(kind, (2, 1), pages, (2, 1), prefix)
 
     def test_pages_that_the_decode_engine_has_do_not_move(self) -> None:
-        for kind in (Heads, Indexed, Windows, States):
+        for kind in (Heads, Indexed, Windows, States, Sparse, Compressed):
             with self.subTest(kind.__name__):
                 self._move(kind, (2, 1), chunks=(1,), prefix=2 * PAGE)
+
+    def test_keys_that_tokens_share_move_with_what_waits_to_become_one(self) -> None:
+        for kind, sizes in itertools.product((Pooled, PooledStates), ((1, 1), (2, 1), (1, 4))):
+            for chunks, prefix in (((), 0), ((1,), 0), ((), PAGE * POOL)):
+                with self.subTest(kind.__name__, sizes=sizes, chunks=chunks, prefix=prefix):
+                    self._move(kind, sizes, (PAGE * POOL,) * 2, chunks, prefix)
+
+    def test_nothing_waits_behind_a_complete_key(self) -> None:
+        with engines(Pooled, 1, 1, pages=(PAGE * POOL,) * 2) as (prefill, decode):
+            whole = whole_model(prefill, np.random.default_rng(5))
+            fill(prefill[0], whole)
+            for rank in (*prefill, *decode):
+                wanted = rank.wanted
+                rank.wanted = lambda prefix, wanted=wanted: [*wanted(prefix)[:-1], []]  # type: ignore[method-assign]
+            move(prefill, decode, ())
+            waiting = [place.name for place in decode[0].places if place.blocks == "slot"]
+            self.assertEqual(differing(decode[0], whole), waiting)
 
     def _move(
         self,

@@ -26,6 +26,24 @@ def block_ids(given: Any) -> Ids:
     return np.asarray(given, dtype=np.uint32).reshape(-1)
 
 
+def blocks_of(components: Sequence[Component], pages: Any, others: Sequence[Any]) -> list[Ids]:
+    """The blocks of each component, of those that SGLang names for the main one and for each kind of state.
+
+    Of pages of all tokens only those that move are taken: SGLang names them all for some kinds. Of a row, the
+    first number names it, and others may say which places in it are in use.
+    """
+    main = block_ids(pages)
+    found = [main]
+    for component in components[1:]:
+        ids = block_ids(others[component.source - 1])
+        if component.blocks is Blocks.ALL and len(ids) > len(main):
+            ids = ids[len(ids) - len(main) :]
+        elif component.blocks is Blocks.ROW:
+            ids = ids[:1]
+        found.append(ids)
+    return found
+
+
 @dataclass(frozen=True)
 class Extent:
     """What a decode engine wants of a request.
@@ -69,14 +87,15 @@ def steps_of(
     found = []
     for i, component in enumerate(components):
         size = component.tokens_per_block
-        if component.blocks is Blocks.SLOT:
+        if not component.blocks.of_tokens:
             begin, end = 0, extent.others[i - 1]
         elif component.blocks is Blocks.LAST:
             begin, end = extent.end - extent.others[i - 1] * size, extent.end
         else:
             begin, end = extent.begin, extent.end
         table = BlockTable(() if ids is None else ids[i], begin // size)
-        found.append(GroupSteps(table, begin, end))
+        each = component.tokens_per_step
+        found.append(GroupSteps(table, begin // each, end // each))
     return found
 
 
@@ -122,6 +141,7 @@ class Chunks:
         begin, end = self._said, min(self._computed, self._limit)
         if others is not None:
             end = self._extent.end
+            others = blocks_of(self._components, self._pages, others)[1:]
             self._check_others(others)
             missing = -(-(end - self._extent.begin) // self._size) - len(self._pages)
             if missing > 0:  # pages of the decode engine end later: it gets something that means nothing
@@ -131,7 +151,7 @@ class Chunks:
         self._said = end
         return (begin, end), self._tables(begin, end, others)
 
-    def _tables(self, begin: int, end: int, others: Sequence[Any] | None) -> list[BlockTable]:
+    def _tables(self, begin: int, end: int, others: Sequence[Ids] | None) -> list[BlockTable]:
         first = self._extent.begin // self._size
         mine = range(begin // self._size, -(-end // self._size))
         fresh = BlockTable(self._pages[mine.start - first : mine.stop - first], mine.start)
@@ -142,7 +162,7 @@ class Chunks:
             elif others is None:
                 tables.append(BlockTable())
             else:
-                tables.append(BlockTable(block_ids(others[i]), step.begin // component.tokens_per_block))
+                tables.append(BlockTable(others[i], step.begin // component.tokens_per_block))
         return tables
 
     def _check_tokens(self, is_last: bool) -> None:
@@ -153,9 +173,8 @@ class Chunks:
                 "decode server; allowed: equal prompts"
             )
 
-    def _check_others(self, others: Sequence[Any]) -> None:
-        for component, given, wanted in zip(self._components[1:], others, self._extent.others, strict=True):
-            ids = block_ids(given)
+    def _check_others(self, others: Sequence[Ids]) -> None:
+        for component, ids, wanted in zip(self._components[1:], others, self._extent.others, strict=True):
             if len(ids) != wanted:
                 raise MismatchError(
                     f"the request has {len(ids)} blocks of {component.name} in the prefill server, and "

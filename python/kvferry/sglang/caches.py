@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sglang.srt.configs.model_config import ModelConfig
@@ -12,10 +13,30 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_disagg
 
 from kvferry.errors import UnsupportedError
-from kvferry.sglang.geometry import Blocks, Buffers, Component, StateTensors, cache_type, of_states, of_tokens
+from kvferry.model import Dtype
+from kvferry.sglang.geometry import (
+    Blocks,
+    Buffers,
+    Component,
+    StateTensors,
+    cache_type,
+    of_pages,
+    of_rows,
+    of_states,
+    of_tokens,
+)
 
-#: The components that can be moved beside the main one, and which of their blocks belong to a request.
-STATES = {StateType.SWA: Blocks.LAST, StateType.DSA: Blocks.ALL, StateType.MAMBA: Blocks.SLOT}
+#: The components that can be moved beside the main one.
+STATES = {
+    StateType.SWA,
+    StateType.MAMBA,
+    StateType.DSA,
+    StateType.DSA_TAIL,
+    StateType.QSA_PENDING,
+    StateType.QSA_COMPRESSED,
+    StateType.MINIMAX_INDEX_K,
+    StateType.MINIMAX_DENSE_KV,
+}
 
 
 def refuse_options(args: KVArgs, cp_size: int, dcp_size: int, shard_size: int, pp_size: int) -> None:
@@ -61,30 +82,48 @@ def components_of(args: KVArgs, config: ModelConfig, latent: bool, tp_size: int,
     elif StateType.SWA in args.state_types:
         layers = config.full_attention_layer_ids
         held = len(layers)
+    elif StateType.MINIMAX_INDEX_K in args.state_types:
+        # Only the layers that select tokens; their places among each other are enough to tell them apart.
+        held = len(args.state_data_ptrs[args.state_types.index(StateType.MINIMAX_INDEX_K)])
+        layers = range(held)
     buffers = Buffers(tuple(args.kv_data_ptrs), tuple(args.kv_data_lens), tuple(args.kv_item_lens))
-    found = [
-        of_tokens(
-            "kv", Blocks.ALL, layers, held, buffers, args.page_size, dtype, 0 if latent else heads, tp_size
+    main = of_tokens(
+        "kv", Blocks.ALL, layers, held, buffers, args.page_size, dtype, 0 if latent else heads, tp_size
+    )
+    others = (
+        replace(component, source=i + 1)
+        for i in range(len(args.state_types))
+        for component in _others(args, i, config, dtype, tp_size)
+    )
+    return [main, *others]
+
+
+def _others(args: KVArgs, i: int, config: ModelConfig, dtype: Dtype, tp_size: int) -> Iterator[Component]:
+    """The components of a kind of state."""
+    state, page = args.state_types[i], args.page_size
+    buffers = Buffers(
+        tuple(args.state_data_ptrs[i]), tuple(args.state_data_lens[i]), tuple(args.state_item_lens[i])
+    )
+    count = len(buffers.addresses)
+    if state == StateType.MAMBA:
+        yield of_states(state.value, _state_tensors(args, i), buffers, tp_size)
+    elif state == StateType.SWA:
+        layers = config.swa_attention_layer_ids
+        heads = config.get_swa_num_kv_heads(1) if args.swa_kv_cache_layout == "nhd" else 0
+        yield of_tokens(state.value, Blocks.LAST, layers, len(layers), buffers, page, dtype, heads, tp_size)
+    elif state == StateType.MINIMAX_DENSE_KV:
+        heads = config.get_total_num_kv_heads()
+        yield of_tokens(
+            state.value, Blocks.ALL, range(count // 2), count // 2, buffers, page, dtype, heads, tp_size
         )
-    ]
-    for i, state in enumerate(args.state_types):
-        buffers = Buffers(
-            tuple(args.state_data_ptrs[i]), tuple(args.state_data_lens[i]), tuple(args.state_item_lens[i])
-        )
-        if state == StateType.MAMBA:
-            found.append(of_states(state.value, _state_tensors(args, i), buffers, tp_size))
-            continue
-        if state == StateType.SWA:
-            layers = config.swa_attention_layer_ids
-            heads = config.get_swa_num_kv_heads(1) if args.swa_kv_cache_layout == "nhd" else 0
-        else:
-            layers, heads = range(len(buffers.addresses)), 0  # keys of an indexer, which all ranks have
-        found.append(
-            of_tokens(
-                state.value, STATES[state], layers, len(layers), buffers, args.page_size, dtype, heads, tp_size
-            )
-        )
-    return found
+    elif state == StateType.DSA_TAIL:
+        yield of_rows(state.value, range(count // 2), ("key", "score"), buffers)
+    elif state == StateType.QSA_PENDING:
+        # The last buffer is of the positions, which all layers share.
+        yield of_rows(state.value, args.state_layer_ids[i][:-1], ("key",), buffers.part(0, count - 1))
+        yield of_rows(f"{state.value}.positions", (0,), ("position",), buffers.part(count - 1, count))
+    else:
+        yield of_pages(state.value, args.state_layer_ids[i] or range(count), buffers, page)
 
 
 def facts_of(components: Sequence[Component], config: ModelConfig, weights: str) -> dict[str, str]:

@@ -37,6 +37,12 @@ class Blocks(enum.Enum):
     ALL = "all"  # the pages of all tokens
     LAST = "last"  # pages of the last tokens, which their layers still look at
     SLOT = "slot"  # one state
+    ROW = "row"  # one row, of what waits to become an entry; none if nothing waits
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether a block holds tokens."""
+        return self in (Blocks.ALL, Blocks.LAST)
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,10 @@ class Buffers:
     lengths: tuple[int, ...]
     items: tuple[int, ...]
 
+    def part(self, begin: int, end: int) -> Buffers:
+        """Some of them."""
+        return Buffers(self.addresses[begin:end], self.lengths[begin:end], self.items[begin:end])
+
 
 @dataclass(frozen=True)
 class Component:
@@ -60,6 +70,8 @@ class Component:
         layers: of the whole model
         parts: of the whole model, in the order of the buffers: for each part, or each tensor of a state, one
             buffer a layer
+        source: whose blocks it has: 0: those of the main component; i: those of the i-th kind of state
+        tokens_per_step: tokens that share an entry; a page of which only the whole is known is one
     """
 
     name: str
@@ -68,12 +80,14 @@ class Component:
     parts: tuple[Part, ...]
     buffers: Buffers
     tokens_per_block: int
+    source: int = 0
+    tokens_per_step: int = 1
 
     @property
     def group(self) -> Group:
         """The group of the model."""
-        kind = GroupKind.STATE if self.blocks is Blocks.SLOT else GroupKind.TOKENS
-        return Group(self.name, self.layers, self.parts, kind)
+        kind = GroupKind.TOKENS if self.blocks.of_tokens else GroupKind.STATE
+        return Group(self.name, self.layers, self.parts, kind, tokens_per_step=self.tokens_per_step)
 
     @property
     def spec(self) -> GroupSpec:
@@ -83,7 +97,7 @@ class Component:
             raise UnsupportedError(
                 f"the buffers of {self.name} have {sorted(counts)} blocks; allowed: the same number in all"
             )
-        order = "TL|BNPH" if self.blocks is Blocks.SLOT else "PL|BNH"
+        order = "PL|BNH" if self.blocks.of_tokens else "TL|BNPH"
         return GroupSpec(counts.pop(), self.tokens_per_block, order)
 
 
@@ -138,6 +152,45 @@ def of_tokens(
         rule = TpRule.SPLIT if kv_heads else TpRule.REPLICATE
         parts.append(Part(part, kind, max(1, kv_heads), cell // (kind.bits // 8), tp_rule=rule))
     return Component(name, blocks, tuple(layers), tuple(parts), buffers, page_size)
+
+
+def of_pages(name: str, layers: Sequence[int], buffers: Buffers, page_size: int) -> Component:
+    """A component with pages of something that all ranks have, such as the keys of an indexer; layers without
+    any have an empty buffer. A page is taken as a whole: in it several tokens may share a key.
+    """
+    held = [(layer, place) for layer, place in zip(layers, _places(buffers), strict=True) if place[1]]
+    kept = Buffers(*zip(*(place for _, place in held), strict=True))
+    page = _only(f"pages of {name}", kept.items)
+    part = Part("page", Dtype.U8, 1, page, tp_rule=TpRule.REPLICATE)
+    return Component(
+        name, Blocks.ALL, tuple(layer for layer, _ in held), (part,), kept, page_size, tokens_per_step=page_size
+    )
+
+
+def of_rows(name: str, layers: Sequence[int], parts: Sequence[str], buffers: Buffers) -> Component:
+    """A component with a row for each request that all ranks have; layers without any have empty buffers.
+
+    Args:
+        parts: each has one buffer a layer
+    """
+    places = _places(buffers)
+    if len(places) != len(layers) * len(parts):
+        raise UnsupportedError(
+            f"{name} has {len(places)} buffers for {len(layers)} layers; allowed: {' and '.join(parts)} of each"
+        )
+    kept = [place for place in places if place[1]]
+    found = []
+    for i, part in enumerate(parts):
+        mine = places[i * len(layers) : (i + 1) * len(layers)]
+        item = _only(f"rows of {name} {part}", [place[2] for place in mine if place[1]])
+        found.append(Part(part, Dtype.U8, 1, item, tensor=i, tp_rule=TpRule.REPLICATE))
+    of = tuple(layer for layer, place in zip(layers, places, strict=False) if place[1])
+    return Component(name, Blocks.ROW, of, tuple(found), Buffers(*zip(*kept, strict=True)), 1)
+
+
+def _places(buffers: Buffers) -> list[tuple[int, int, int]]:
+    """Address, length and item of each buffer."""
+    return list(zip(buffers.addresses, buffers.lengths, buffers.items, strict=True))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind, RequestKind
 from kvferry.log import log_options
 from kvferry.records import Record
-from kvferry.sglang.blocks import Chunks, Extent, block_ids, extent_of, steps_of
+from kvferry.sglang.blocks import Chunks, Extent, blocks_of, extent_of, steps_of
 from kvferry.sglang.bootstrap import CONTACT_PATH, ROUTE_PATH
 from kvferry.sglang.caches import components_of, facts_of, refuse_options, stages_of
 from kvferry.sglang.geometry import arrays_of, build_engine
@@ -286,16 +286,19 @@ class KvferryManager(CommonKVManager):
 
     # ---- decode
 
-    def expect(self, room: int, contact: Contact, ids: Sequence[Any], prefix: int, row: int) -> None:
+    def expect(
+        self, room: int, contact: Contact, pages: Any, others: Sequence[Any], prefix: int, row: int
+    ) -> None:
         """Lets the prefill ranks write a request into blocks, and its small data into a row.
 
         Args:
-            ids: the blocks of each component
+            pages: those of the main component
+            others: the blocks of each kind of state
             prefix: the tokens that are here already
 
         Raises ExistsError (a block is still being written by another request) and other KvferryErrors.
         """
-        found = [block_ids(blocks) for blocks in ids]
+        found = blocks_of(self._components, pages, others)
         steps = steps_of(self._components, extent_of(found, prefix, self.kv_args.page_size), found)
         with self._lock:
             ticket = self.agent.expect(str(room), contact, steps, deadline=self._deadline)
@@ -327,7 +330,7 @@ class KvferryManager(CommonKVManager):
         **_: Any,
     ) -> list[bytes]:
         """What tells a prefill rank that this rank has blocks for a request."""
-        ids = [block_ids(blocks) for blocks in (kv_indices, *(state_indices or []))]
+        ids = blocks_of(self._components, kv_indices, state_indices or [])
         extent = extent_of(ids, decode_prefix_len or 0, self.kv_args.page_size)
         return [
             ASK_TAG,

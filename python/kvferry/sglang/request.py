@@ -54,8 +54,14 @@ class KvferryReceiver(CommonKVReceiver):
         if self.bootstrap_infos and destination == KVTransferDestination.DEVICE:
             contact: Contact = self.bootstrap_infos[0]["kvferry"]
             try:
-                blocks = [kv_indices, *(state_indices or [])]
-                self.kv_mgr.expect(self.bootstrap_room, contact, blocks, decode_prefix_len or 0, aux_index)
+                self.kv_mgr.expect(
+                    self.bootstrap_room,
+                    contact,
+                    kv_indices,
+                    state_indices or [],
+                    decode_prefix_len or 0,
+                    aux_index,
+                )
             except KvferryError as error:
                 self._fail(str(error))
                 return
