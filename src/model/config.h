@@ -211,6 +211,9 @@ typedef struct kvf_size_names {
     const char *hidden;
     const char *heads;
     const char *kv_heads;
+    const char
+        *kv_heads_if;     /**< `kv_heads` counts only where this flag is true; otherwise as many as heads */
+    const char *head_dim; /**< NULL: "head_dim|attention_head_dim" */
 } kvf_size_names;
 
 /** The heads of some layers of a family, where they differ from those of the rest. Names are NULL if nothing differs. */
@@ -276,6 +279,7 @@ const kvf_family *kvf_family_find(const char *model_type);
 /** The names of a family's fields. */
 const kvf_size_names *kvf_family_names(const kvf_family *family);
 const char *kvf_family_window_names(const kvf_family *family);
+const char *kvf_family_head_dim_names(const kvf_family *family);
 
 /* ---- building -------------------------------------------------------------------------------- */
 

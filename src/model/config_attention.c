@@ -34,6 +34,12 @@ static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
         heads->kv_heads = 1;
         return status;
     }
+    bool counts = !names->kv_heads_if;
+    status = counts ? KVF_OK : kvf_field_flag(&config->fields, names->kv_heads_if, &counts);
+    if (status || !counts) {
+        heads->kv_heads = heads->query_heads;
+        return status;
+    }
     bool given;
     status =
         kvf_field_number(&config->fields, names->kv_heads, 1, heads->query_heads, &given, &heads->kv_heads);
@@ -52,7 +58,7 @@ static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
 }
 
 static kvf_status read_head_dim(const kvf_config *config, kvf_heads *heads) {
-    static const char names[] = "head_dim|attention_head_dim";
+    const char *names = kvf_family_head_dim_names(config->family);
     const kvf_size_names *sizes = kvf_family_names(config->family);
     bool given;
     kvf_status status =

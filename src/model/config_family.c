@@ -39,6 +39,7 @@ static const kvf_layer_rule all_window[] = {
     }
 
 static const kvf_layer_rule window_above_28[] = {LAYER_TYPES, FULL_BELOW(28), ALL_FULL, END};
+static const kvf_layer_rule window_above_62[] = {LAYER_TYPES, FULL_BELOW(62), ALL_FULL, END};
 static const kvf_layer_rule window_above_80[] = {LAYER_TYPES, FULL_BELOW(80), ALL_FULL, END};
 
 static const kvf_layer_rule window_but_every_2nd[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 2, KVF_KEEPS_WINDOW),
@@ -236,6 +237,14 @@ static const kvf_state_fields granite_mamba2 = {.kind = KVF_STATE_MAMBA2,
                                                 .groups = "mamba_n_groups",
                                                 .state_size = "mamba_d_state"};
 
+static const kvf_state_fields zamba_mamba2 = {.kind = KVF_STATE_MAMBA2,
+                                              .conv = "mamba_d_conv",
+                                              .expand = "mamba_expand",
+                                              .heads = "n_mamba_heads",
+                                              .head_dim = "mamba_headdim",
+                                              .groups = "mamba_ngroups",
+                                              .state_size = "mamba_d_state"};
+
 static const kvf_state_fields falcon_mamba2 = {.kind = KVF_STATE_MAMBA2,
                                                .conv = "mamba_d_conv",
                                                .expand = "mamba_expand",
@@ -349,6 +358,39 @@ static const kvf_size_names longcat_names = {.layers = "num_layers",
 static const kvf_window_latent dots_window_latent = {.rank = "swa_kv_lora_rank",
                                                      .rope = "swa_qk_rope_head_dim"};
 
+static const kvf_size_names gpt_neo_names = {.layers = "num_layers|num_hidden_layers",
+                                             .hidden = "hidden_size",
+                                             .heads = "num_heads|num_attention_heads",
+                                             .kv_heads = "num_key_value_heads"};
+
+static const kvf_size_names xglm_names = {.layers = "num_layers|num_hidden_layers",
+                                          .hidden = "d_model|hidden_size",
+                                          .heads = "attention_heads|num_attention_heads",
+                                          .kv_heads = "num_key_value_heads"};
+
+static const kvf_size_names exaone_names = {.layers = "num_layers|num_hidden_layers",
+                                            .hidden = "hidden_size",
+                                            .heads = "num_attention_heads",
+                                            .kv_heads = "num_key_value_heads"};
+
+static const kvf_size_names chatglm_names = {.layers = "num_layers|num_hidden_layers",
+                                             .hidden = "hidden_size",
+                                             .heads = "num_attention_heads",
+                                             .kv_heads = "multi_query_group_num",
+                                             .kv_heads_if = "multi_query_attention"};
+
+static const kvf_size_names jetmoe_names = {.layers = "num_hidden_layers",
+                                            .hidden = "hidden_size",
+                                            .heads = "num_attention_heads",
+                                            .kv_heads = "num_key_value_heads",
+                                            .head_dim = "kv_channels"};
+
+/* Attention is over the embeddings and the hidden states, side by side. */
+static const kvf_size_names zamba_names = {.layers = "num_hidden_layers",
+                                           .hidden = "attention_hidden_size",
+                                           .heads = "num_attention_heads",
+                                           .kv_heads = "num_key_value_heads"};
+
 static const kvf_other_heads gemma4_full = {.keeps = KVF_KEEPS_FULL,
                                             .kv_heads = "num_global_key_value_heads",
                                             .kv_heads_if = "attention_k_eq_v",
@@ -404,29 +446,32 @@ static const kvf_family families[] = {
     {.model_types =
          "llama granite granitemoe granitemoeshared olmo olmo2 olmoe flex_olmo cohere phi arcee apertus "
          "hyperclovax jais2 nanochat aria_text deepseek_ocr2_text hunyuan_v1_dense hunyuan_v1_moe "
-         "hunyuan_vl_text gpt_neox opt",
+         "hunyuan_vl_text gpt_neox gpt_neox_japanese opt biogpt persimmon diffllama internlm2 baichuan "
+         "xverse",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .kv_heads = KVF_AS_MANY_AS_HEADS},
     {.model_types =
-         "stablelm nemotron glm4_moe glm4v_moe_text glm_ocr_text ernie4_5_moe ernie4_5_vl_moe_text",
+         "stablelm nemotron glm4_moe glm4v_moe_text glm_ocr_text ernie4_5_moe ernie4_5_vl_moe_text "
+         "emu3_text_model chameleon internlm3 deepseek orion phi3small iquestcoder sarvam_moe "
+         "param2moe bailing_moe bailing_moe_v2 PanguEmbedded",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full},
     {.model_types = "qwen3_vl_moe_text glm4v_text bitnet",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .null_kv_heads = true},
-    {.model_types = "glm glm4 hy_v3 solar_open helium",
+    {.model_types = "glm glm4 hy_v3 solar_open helium grok-1",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .head_dim = 128},
-    {.model_types = "qwen3_vl_text seed_oss ernie4_5 paddleocr_vl_text",
+    {.model_types = "qwen3_vl_text seed_oss ernie4_5 paddleocr_vl_text cosmos3_edge_text qwen3_asr_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .null_kv_heads = true,
      .head_dim = 128},
     {.model_types = "gemma", .attention = KVF_ATTENTION_HEADS, .layers = all_full, .head_dim = 256},
-    {.model_types = "gpt2 gptj codegen bloom mpt",
+    {.model_types = "gpt2 gptj codegen bloom mpt ctrl telechat",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .names = &gpt_names,
@@ -444,6 +489,56 @@ static const kvf_family families[] = {
      .one_kv_head = "multi_query",
      .one_kv_head_not = "new_decoder_architecture",
      .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "dbrx",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &gpt_names,
+     .kv_heads = 1,
+     .unused = "ffn_config.hidden_size"},
+    {.model_types = "gpt_neo",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &gpt_neo_names,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .unused = "window_size attention_layers"},
+    {.model_types = "xglm",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &xglm_names,
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "exaone",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &exaone_names,
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "chatglm",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &chatglm_names,
+     .kv_heads = 1,
+     .unused = "kv_channels apply_query_key_layer_scaling"},
+    {.model_types = "jetmoe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &jetmoe_names,
+     .head_dim = 128},
+    {.model_types = "qwen",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .unused = "kv_channels"},
+    {.model_types = "minicpm",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .unused = "dim_model_base"},
+    {.model_types = "step1", .attention = KVF_ATTENTION_HEADS, .layers = all_full, .names = &step_names},
+    {.model_types = "step3_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &step_names,
+     .kv_heads = 1,
+     .head_dim = 256,
+     .unused = "share_q_dim moe_layers_enum"},
 
     /* One window for all layers, or none. */
     {.model_types = "mistral ministral",
@@ -461,10 +556,15 @@ static const kvf_family families[] = {
      .layers = all_window,
      .null_kv_heads = true,
      .head_dim = 128},
-    {.model_types = "phi3",
+    {.model_types = "phi3 phi3_v",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
      .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "doge",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_window,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .unused = "keep_window_size"},
     {.model_types = "qwen3_moe",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
@@ -516,7 +616,18 @@ static const kvf_family families[] = {
      .layers = all_full,
      .head_dim = 128,
      .window = 512},
-    {.model_types = "qwen2",
+    {.model_types = "dots1",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_above_62,
+     .null_kv_heads = true,
+     .kv_heads = 32,
+     .window = 4096},
+    {.model_types = "cohere_compass_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .window = 4096},
+    {.model_types = "qwen2 mimo dots_ocr",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_above_28,
      .null_kv_heads = true,
@@ -539,7 +650,7 @@ static const kvf_family families[] = {
      .null_kv_heads = true,
      .window = 32768,
      .window_switch = "use_sliding_window"},
-    {.model_types = "qwen3",
+    {.model_types = "qwen3 isaac",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_above_28,
      .null_kv_heads = true,
@@ -649,7 +760,8 @@ static const kvf_family families[] = {
      .chunk = 8192},
 
     /* One latent for all heads; with an indexer key where there is an index_head_dim, or always. */
-    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 glm4_moe_lite axk1 mistral4 youtu",
+    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 kimi_vl dots_vlm pangu_ultra_moe sarvam_mla "
+                    "glm4_moe_lite axk1 mistral4 youtu",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
      .indexer = &index_keys},
@@ -728,6 +840,14 @@ static const kvf_family families[] = {
      .layers = both_everywhere,
      .null_kv_heads = true,
      .state = &falcon_mamba2},
+    {.model_types = "zamba2",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .names = &zamba_names,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .unused = "hybrid_layer_ids adapter_rank lora_rank kv_channels num_query_groups num_mem_blocks "
+               "conv_dimension expansion_factor state_size use_shared_attention_adapter",
+     .state = &zamba_mamba2},
     {.model_types = "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = state_but_every_4th,
@@ -785,6 +905,11 @@ const kvf_size_names *kvf_family_names(const kvf_family *family) {
 
 const char *kvf_family_window_names(const kvf_family *family) {
     return family->window_names ? family->window_names : "sliding_window";
+}
+
+const char *kvf_family_head_dim_names(const kvf_family *family) {
+    const char *names = kvf_family_names(family)->head_dim;
+    return names ? names : "head_dim|attention_head_dim";
 }
 
 const kvf_family *kvf_family_find(const char *model_type) {

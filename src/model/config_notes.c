@@ -30,7 +30,6 @@ typedef struct name_row {
 
 /* The fields that are read for every family. A family's own fields are in its row. */
 static const name_row read_names[] = {
-    {ALWAYS, "head_dim attention_head_dim"},
     {ALWAYS, "layer_types layers_block_type per_layer_config"},
     {CHUNKS, "attention_chunk_size"},
     {LATENT, "kv_lora_rank qk_rope_head_dim"},
@@ -47,6 +46,7 @@ static const name_row harmless_names[] = {
     {ALWAYS, "serialize_explicit_per_layer_config allow_global_per_layer_attribute_access"},
     {ALWAYS, "layer_rope_theta num_attention_heads_per_layer num_dense_layers ffn_dim word_embed_proj_dim"},
     {ALWAYS, "layerdrop ffn_hidden_size scale_attn_by_inverse_layer_idx"},
+    {ALWAYS, "intermediate_multiple_size model_parallel_size"},
     {ALWAYS, "block_dim block_ff_dim block_auto_adjust_ff_dim conv_dim_out conv_use_xavier_init"},
     {LATENT, "q_lora_rank qk_nope_head_dim qk_head_dim v_head_dim use_grouped_topk"},
     {INDEXERS, "index_n_heads"},
@@ -69,7 +69,8 @@ static const char *const size_words[] = {
 };
 
 /* Inner objects that do not describe the cache. */
-static const char *const other_objects[] = {"vision", "audio", "rope", "quantization", "label", "generation"};
+static const char *const other_objects[] = {"vision", "visual",       "vq_config", "audio",
+                                            "rope",   "quantization", "label",     "generation"};
 
 static bool has_word(const char *name, const char *const *words, size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -140,7 +141,8 @@ static bool is_of_family(const kvf_config *config, const char *name) {
     const kvf_family *family = config->family;
     const kvf_size_names *names = kvf_family_names(family);
     if (is_one(name, names->layers) || is_one(name, names->hidden) || is_one(name, names->heads) ||
-        is_one(name, names->kv_heads) || is_of_other_heads(family->other, name) ||
+        is_one(name, names->kv_heads) || is_one(name, kvf_family_head_dim_names(family)) ||
+        is_of_other_heads(family->other, name) ||
         (may_keep(config, KVF_KEEPS_WINDOW) && is_one(name, kvf_family_window_names(family))))
         return true;
     for (const kvf_layer_rule *rule = family->layers; rule->kind != KVF_RULE_END; rule++)
@@ -163,9 +165,10 @@ static bool is_of_family(const kvf_config *config, const char *name) {
                     is_one(name, streams->dilation) || is_one(name, streams->streams)))
         return true;
     const kvf_state_fields *state = family->state;
-    return state && (is_one(name, state->conv) || is_one(name, state->expand) || is_one(name, state->inner) ||
-                     is_one(name, state->heads) || is_one(name, state->head_dim) ||
-                     is_one(name, state->groups) || is_one(name, state->state_size));
+    return state &&
+           (is_one(name, state->conv) || is_one(name, state->expand) || is_one(name, state->inner) ||
+            (state->expand && is_one(name, "hidden_size")) || is_one(name, state->heads) ||
+            is_one(name, state->head_dim) || is_one(name, state->groups) || is_one(name, state->state_size));
 }
 
 kvf_field_use kvf_config_field_use(const kvf_config *config, const char *name) {

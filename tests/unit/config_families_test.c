@@ -1,0 +1,252 @@
+/*
+ * Families whose caches are like others', in the fields that their published configurations have. The sizes are
+ * worked out by hand: heads, and elements of each.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <kvferry/model.h>
+
+static kvf_model *read_model(const char *json) {
+    kvf_model *model = NULL;
+    if (kvf_model_from_config(json, strlen(json), NULL, &model) != KVF_OK)
+        fail_msg("%s: %s", json, kvf_error_detail());
+    if (kvf_model_note(model, 0))
+        fail_msg("%s", kvf_model_note(model, 0));
+    return model;
+}
+
+static void assert_refused(const char *json, kvf_status wanted, const char *words) {
+    kvf_model *model = NULL;
+    kvf_status status = kvf_model_from_config(json, strlen(json), NULL, &model);
+    if (status != wanted || !strstr(kvf_error_detail(), words))
+        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(wanted), words, kvf_status_name(status),
+                 status ? kvf_error_detail() : "");
+    assert_null(model);
+}
+
+static void assert_group(const kvf_model *model, uint32_t g, const char *name, uint32_t first_layer,
+                         uint32_t layer_count, uint32_t kv_heads, uint32_t head_dim) {
+    const kvf_group_desc *group = kvf_model_group(model, g);
+    assert_non_null(group);
+    assert_string_equal(group->name, name);
+    assert_int_equal(group->layers[0], first_layer);
+    assert_int_equal(group->layer_count, layer_count);
+    for (uint32_t p = 0; p < 2; p++) {
+        assert_int_equal(group->parts[p].units, kv_heads);
+        assert_int_equal(group->parts[p].cell_elements, head_dim);
+    }
+}
+
+#define BF16 ", \"torch_dtype\": \"bfloat16\"}"
+/* 32 layers, 32 heads, 4096 wide */
+#define LARGE                                                                                                \
+    ", \"num_hidden_layers\": 32, \"hidden_size\": 4096, \"num_attention_heads\": 32, "                      \
+    "\"intermediate_size\": 11008, \"vocab_size\": 64000"
+#define TYPE(name) "{\"model_type\": \"" name "\""
+
+/* ---- heads ----------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *json;
+    const char *group;
+    uint32_t layers, kv_heads, head_dim, window_tokens;
+} same_everywhere[] = {
+    /* without a field for KV heads: as many as heads, of 4096 / 32 elements */
+    {TYPE("baichuan") LARGE ", \"model_max_length\": 4096" BF16, "full", 32, 32, 128, 0},
+    {TYPE("qwen") LARGE
+     ", \"kv_channels\": 128, \"seq_length\": 8192, \"rotary_pct\": 1.0, \"emb_dropout_prob\": 0.0, "
+     "\"visual\": {\"heads\": 16, \"image_size\": 448, \"layers\": 48, \"width\": 1664}" BF16,
+     "full", 32, 32, 128, 0},
+    {TYPE("xverse") LARGE ", \"max_tokenizer_truncation\": 6144" BF16, "full", 32, 32, 128, 0},
+    {TYPE("internlm2") LARGE BF16, "full", 32, 32, 128, 0},
+    {TYPE("persimmon") LARGE ", \"qk_layernorm\": true" BF16, "full", 32, 32, 128, 0},
+    {TYPE("biogpt") LARGE ", \"layerdrop\": 0.1" BF16, "full", 32, 32, 128, 0},
+    {TYPE("gpt_neox_japanese") LARGE ", \"intermediate_multiple_size\": 4" BF16, "full", 32, 32, 128, 0},
+    {TYPE("internlm2") LARGE ", \"num_key_value_heads\": 8, \"pretraining_tp\": 1" BF16, "full", 32, 8, 128,
+     0},
+    {TYPE("internlm3") LARGE ", \"num_key_value_heads\": 2, \"head_dim\": 160" BF16, "full", 32, 2, 160, 0},
+    {TYPE("minicpm") LARGE
+     ", \"num_key_value_heads\": 8, \"dim_model_base\": 256, \"scale_emb\": 12, \"scale_depth\": 1.4" BF16,
+     "full", 32, 8, 128, 0},
+    {TYPE("deepseek") LARGE
+     ", \"num_key_value_heads\": 16, \"first_k_dense_replace\": 1, \"moe_layer_freq\": 1" BF16,
+     "full", 32, 16, 128, 0},
+    {TYPE("orion") LARGE ", \"num_key_value_heads\": 32" BF16, "full", 32, 32, 128, 0},
+    {TYPE("phi3small") LARGE
+     ", \"num_key_value_heads\": 8, \"rope_position_scale\": 1.0, \"mup_width_multiplier\": 8.0" BF16,
+     "full", 32, 8, 128, 0},
+    {TYPE("bailing_moe") LARGE
+     ", \"num_key_value_heads\": 4, \"n_group\": 8, \"topk_group\": 4, \"partial_rotary_factor\": 0.5" BF16,
+     "full", 32, 4, 128, 0},
+    {TYPE("bailing_moe_v2") LARGE ", \"num_key_value_heads\": 4, \"head_dim\": null" BF16, "full", 32, 4, 128,
+     0},
+    {TYPE("PanguEmbedded") LARGE ", \"num_key_value_heads\": 8" BF16, "full", 32, 8, 128, 0},
+    {TYPE("grok-1") LARGE ", \"num_key_value_heads\": 8" BF16, "full", 32, 8, 128, 0},
+    {TYPE("chameleon") LARGE
+     ", \"num_key_value_heads\": 32, \"model_parallel_size\": 1, \"swin_norm\": false, "
+     "\"vq_config\": {\"embed_dim\": 256, \"latent_channels\": 256, \"base_channels\": 128}" BF16,
+     "full", 32, 32, 128, 0},
+    /* other names: 24 layers, 16 heads of 2048 / 16 */
+    {TYPE("gpt_neo") ", \"num_layers\": 24, \"hidden_size\": 2048, \"num_heads\": 16, \"window_size\": 256, "
+                     "\"attention_types\": [[[\"global\", \"local\"], 12]], "
+                     "\"attention_layers\": [\"global\", \"local\"]" BF16,
+     "full", 24, 16, 128, 0},
+    {TYPE("xglm") ", \"num_layers\": 24, \"d_model\": 2048, \"attention_heads\": 16, \"ffn_dim\": 8192" BF16,
+     "full", 24, 16, 128, 0},
+    {TYPE("ctrl") ", \"n_layer\": 48, \"n_embd\": 1280, \"n_head\": 16, \"dff\": 8192" BF16, "full", 48, 16,
+     80, 0},
+    {TYPE("telechat") ", \"n_layer\": 30, \"hidden_size\": 4096, \"n_head\": 32, \"ffn_hidden_size\": "
+                      "12288" BF16,
+     "full", 30, 32, 128, 0},
+    {TYPE("exaone") ", \"num_layers\": 32, \"hidden_size\": 4096, \"num_attention_heads\": 32, "
+                    "\"num_key_value_heads\": 8, \"head_dim\": 128" BF16,
+     "full", 32, 8, 128, 0},
+    {TYPE("dbrx") ", \"n_layers\": 40, \"d_model\": 6144, \"n_heads\": 48, "
+                  "\"attn_config\": {\"clip_qkv\": 8, \"kv_n_heads\": 8, \"rope_theta\": 500000}, "
+                  "\"ffn_config\": {\"ffn_hidden_size\": 10752, \"moe_num_experts\": 16}" BF16,
+     "full", 40, 8, 128, 0},
+    {TYPE("jetmoe") ", \"num_hidden_layers\": 24, \"hidden_size\": 2048, \"num_attention_heads\": 32, "
+                    "\"num_key_value_heads\": 16, \"kv_channels\": 96, \"num_experts_per_tok\": 2" BF16,
+     "full", 24, 16, 96, 0},
+    {TYPE("step1") ", \"num_hidden_layers\": 48, \"hidden_size\": 6144, \"num_attention_heads\": 48, "
+                   "\"num_attention_groups\": 4" BF16,
+     "full", 48, 4, 128, 0},
+    {TYPE("step3_text") ", \"num_hidden_layers\": 61, \"hidden_size\": 7168, \"num_attention_heads\": 64, "
+                        "\"num_attention_groups\": 1, \"head_dim\": 256, \"share_q_dim\": 2048, "
+                        "\"moe_layers_enum\": \"4,5,6\", \"share_expert_dim\": 5120" BF16,
+     "full", 61, 1, 256, 0},
+/* KV heads only where the flag says so */
+#define CHATGLM(fields)                                                                                      \
+    TYPE("chatglm")                                                                                          \
+    ", \"num_layers\": 28, \"hidden_size\": 4096, \"num_attention_heads\": 32, \"kv_channels\": 128, "       \
+    "\"padded_vocab_size\": 65024, \"ffn_hidden_size\": 13696, "                                             \
+    "\"apply_query_key_layer_scaling\": true" fields BF16
+    {CHATGLM(", \"multi_query_attention\": true, \"multi_query_group_num\": 2"), "full", 28, 2, 128, 0},
+    {CHATGLM(", \"multi_query_group_num\": 2"), "full", 28, 32, 128, 0},
+    {CHATGLM(", \"multi_query_attention\": true"), "full", 28, 1, 128, 0},
+    /* windows, in all layers or in none */
+    {TYPE("doge") LARGE ", \"num_key_value_heads\": 8, \"keep_window_size\": 2048" BF16, "full", 32, 8, 128,
+     0},
+    {TYPE("doge") LARGE ", \"sliding_window\": 512" BF16, "swa", 32, 32, 128, 512},
+    {TYPE("phi3_v") LARGE ", \"num_key_value_heads\": 32, \"sliding_window\": 131072" BF16, "swa", 32, 32,
+     128, 131072},
+    {TYPE("mimo") LARGE ", \"num_key_value_heads\": 8, \"use_sliding_window\": false, "
+                        "\"sliding_window\": 32768, \"max_window_layers\": 28, "
+                        "\"num_nextn_predict_layers\": 1" BF16,
+     "full", 32, 8, 128, 0},
+    {TYPE("dots_ocr") LARGE ", \"num_key_value_heads\": 2, \"use_sliding_window\": false, "
+                            "\"sliding_window\": 131072, \"max_window_layers\": 28, "
+                            "\"vision_config\": {\"embed_dim\": 1536}" BF16,
+     "full", 32, 2, 128, 0},
+    {TYPE("dots1") LARGE ", \"num_key_value_heads\": 32, \"sliding_window\": null, "
+                         "\"max_window_layers\": 62" BF16,
+     "full", 32, 32, 128, 0},
+    {TYPE("cohere_compass_text") LARGE BF16, "full", 32, 32, 128, 0},
+};
+
+static void layers_have_the_heads_of_their_family(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof same_everywhere / sizeof same_everywhere[0]; i++) {
+        kvf_model *model = read_model(same_everywhere[i].json);
+        assert_int_equal(kvf_model_group_count(model), 1);
+        assert_group(model, 0, same_everywhere[i].group, 0, same_everywhere[i].layers,
+                     same_everywhere[i].kv_heads, same_everywhere[i].head_dim);
+        assert_int_equal(kvf_model_group(model, 0)->window_tokens, same_everywhere[i].window_tokens);
+        kvf_model_free(model);
+    }
+}
+
+static void a_family_without_a_public_class_needs_its_kv_heads(void **state) {
+    (void)state;
+    static const char *const types[] = {"internlm3",  "minicpm",   "deepseek",      "orion",
+                                        "phi3small",  "grok-1",    "iquestcoder",   "bailing_moe",
+                                        "sarvam_moe", "param2moe", "PanguEmbedded", "step1"};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        char json[512];
+        (void)snprintf(json, sizeof json, "{\"model_type\": \"%s\"%s%s", types[i], LARGE, BF16);
+        assert_refused(json, KVF_E_INVALID, "num_key_value_heads is missing");
+    }
+}
+
+static void dots_1_has_windows_from_a_layer_on(void **state) {
+    (void)state;
+    kvf_model *model =
+        read_model(TYPE("dots1") LARGE ", \"num_key_value_heads\": 32, \"max_window_layers\": 30" BF16);
+    assert_int_equal(kvf_model_group_count(model), 2);
+    assert_group(model, 0, "full", 0, 30, 32, 128);
+    assert_group(model, 1, "swa", 30, 2, 32, 128);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 4096);
+    kvf_model_free(model);
+}
+
+/* ---- latents --------------------------------------------------------------------------------- */
+
+static void latents_are_those_of_deepseek(void **state) {
+    (void)state;
+    static const char *const types[] = {"kimi_vl", "dots_vlm", "pangu_ultra_moe", "sarvam_mla"};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+        char json[512];
+        (void)snprintf(json, sizeof json,
+                       "{\"model_type\": \"%s\"%s, \"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64, "
+                       "\"qk_nope_head_dim\": 128, \"v_head_dim\": 128, \"q_lora_rank\": 1536%s",
+                       types[i], LARGE, BF16);
+        kvf_model *model = read_model(json);
+        const kvf_group_desc *group = kvf_model_group(model, 0);
+        assert_int_equal(group->layer_count, 32);
+        assert_int_equal(group->part_count, 1);
+        assert_int_equal(group->parts[0].units, 1);
+        assert_int_equal(group->parts[0].cell_elements, 576);
+        kvf_model_free(model);
+    }
+}
+
+/* ---- states ---------------------------------------------------------------------------------- */
+
+#define ZAMBA(fields)                                                                                        \
+    "{\"model_type\": \"zamba2\", \"num_hidden_layers\": 3, \"hidden_size\": 3584, "                         \
+    "\"num_attention_heads\": 32, \"layers_block_type\": [\"mamba\", \"hybrid\", \"mamba\"], "               \
+    "\"hybrid_layer_ids\": [1], \"num_mem_blocks\": 2, \"adapter_rank\": 128, \"kv_channels\": 112, "        \
+    "\"num_query_groups\": 32, \"chunk_size\": 256, \"mamba_d_state\": 64, \"mamba_d_conv\": 4, "            \
+    "\"mamba_expand\": 2, \"mamba_ngroups\": 2, \"n_mamba_heads\": 112, \"mamba_headdim\": 64" fields BF16
+
+/* Attention is twice as wide as the hidden state: 32 heads of 7168 / 32. Every layer has a state of 112 heads, 64 x
+ * 64 each, and a convolution over 112 x 64 and twice 2 x 64 channels. */
+static void zamba_2_has_a_state_in_every_layer_and_attention_in_some(void **state) {
+    (void)state;
+    static const char *const widths[] = {", \"attention_hidden_size\": 7168",
+                                         ", \"attention_hidden_size\": 7168, \"attention_head_dim\": 224, "
+                                         "\"num_key_value_heads\": 32"};
+    char json[1024];
+    for (size_t i = 0; i < 2; i++) {
+        (void)snprintf(json, sizeof json, ZAMBA("%s"), widths[i]);
+        kvf_model *model = read_model(json);
+        assert_group(model, 0, "full", 1, 1, 32, 224);
+        const kvf_group_desc *group = kvf_model_group(model, 1);
+        assert_int_equal(group->layer_count, 3);
+        assert_int_equal(group->parts[0].units, 7168);
+        assert_int_equal(group->parts[1].units, 128);
+        assert_int_equal(group->parts[2].units, 128);
+        assert_int_equal(group->parts[3].units, 112);
+        assert_int_equal(group->parts[3].cell_elements, 4096);
+        kvf_model_free(model);
+    }
+    /* never the hidden size divided by the heads */
+    assert_refused(ZAMBA(""), KVF_E_INVALID, "head_dim is missing, and so is attention_hidden_size");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(layers_have_the_heads_of_their_family),
+        cmocka_unit_test(a_family_without_a_public_class_needs_its_kv_heads),
+        cmocka_unit_test(dots_1_has_windows_from_a_layer_on),
+        cmocka_unit_test(latents_are_those_of_deepseek),
+        cmocka_unit_test(zamba_2_has_a_state_in_every_layer_and_attention_in_some),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
