@@ -2,7 +2,7 @@
  * Inside the model room: reading a config.json.
  *
  *   text --config_json--> fields --config_family--> family (a row of data)
- *     fields + family --config_layers--> what each layer keeps
+ *     fields + family --config_layers, _blocks--> what each layer keeps
  *     fields + family --config_attention, _latent, _overrides, _state--> the parts of each kind of layer
  *     all of it --config--> a kvf_model_desc
  *     fields + family --config_notes--> notes on fields that may decide sizes and were not read
@@ -128,6 +128,7 @@ typedef enum kvf_rule_kind {
     KVF_RULE_OFFSET, /**< layers with i % `field` == `second` are `picked`; the fallbacks when not given */
     KVF_RULE_BELOW,  /**< layers below `field` are `picked`, when there is a window */
     KVF_RULE_NUMBERS, /**< `field` lists the layers that are `picked`, `second` (may be absent) the others */
+    KVF_RULE_BLOCKS,  /**< `field` lists an object for each layer, with its attention; see config_blocks.c */
 } kvf_rule_kind;
 
 typedef struct kvf_layer_rule {
@@ -253,6 +254,7 @@ typedef struct kvf_family {
     const char *v_head_dim;      /**< size of a value head, if it differs from that of a key head */
     const char *one_kv_head;     /**< true, as it is by default: all query heads share one KV head */
     const char *one_kv_head_not; /**< unless this flag is true */
+    const char *blocks;          /**< a list of a block for each layer, which says its KV heads */
     const char *shared_layers;   /**< number of last layers that use the cache of another layer */
     const char *draft_layers;    /**< by so many layers, which predict further tokens, lists may be longer */
     const char *unused;          /**< fields that seem to decide a size, and do not in this family */
@@ -361,6 +363,13 @@ bool kvf_config_has(const kvf_config *config, kvf_keeps what);
  * has none; then no field that decides a size may differ.
  */
 kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads);
+
+/** What block `i` of the list `name` keeps: full attention, or nothing if it has no attention. */
+kvf_status kvf_config_block_keeps(const kvf_config *config, const char *name, struct json_object *list,
+                                  size_t i, kvf_keeps *keeps);
+
+/** Sets the KV heads of each layer with attention, as the blocks of the list `name` say. */
+kvf_status kvf_config_block_heads(kvf_config *config, const char *name);
 
 /** Checks that `kv_heads` divide the query heads. `prefix`, `kv_names` and `query_names` are for the message. */
 kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefix, const char *kv_names,

@@ -209,7 +209,10 @@ static kvf_status read_heads(kvf_config *config) {
     bool by_layer = kvf_field_exists(&config->fields, "per_layer_config");
     for (uint32_t i = 0; i < config->layer_count; i++)
         config->heads[i] = !by_layer && (config->keeps[i] & other.keeps) ? other.heads : all;
-    status = kvf_config_override_heads(config, config->heads);
+    if (config->family->blocks)
+        status = kvf_config_block_heads(config, config->family->blocks);
+    if (!status)
+        status = kvf_config_override_heads(config, config->heads);
     return status || !by_layer ? status : check_other_heads(config, &other);
 }
 

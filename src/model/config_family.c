@@ -167,6 +167,8 @@ static const kvf_layer_rule by_source[] = {
     END,
 };
 
+static const kvf_layer_rule in_blocks[] = {{.kind = KVF_RULE_BLOCKS, .field = "block_configs"}, END};
+
 static const kvf_layer_rule listed_from_0[] = {
     {.kind = KVF_RULE_NUMBERS,
      .field = "attn_layer_indices",
@@ -539,6 +541,11 @@ static const kvf_family families[] = {
      .kv_heads = 1,
      .head_dim = 256,
      .unused = "share_q_dim moe_layers_enum"},
+    {.model_types = "nemotron-nas",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = in_blocks,
+     .blocks = "block_configs",
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
 
     /* One window for all layers, or none. */
     {.model_types = "mistral ministral",

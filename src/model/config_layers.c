@@ -175,6 +175,19 @@ static kvf_status apply_flags(kvf_config *config, const kvf_layer_rule *rule, bo
     return status;
 }
 
+static kvf_status apply_blocks(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
+    struct json_object *list;
+    const char *field;
+    kvf_status status = kvf_field_list(&config->fields, rule->field, &list, &field);
+    if (status || !list)
+        return status;
+    *applied = true;
+    status = settle_count(config, field, json_object_array_length(list));
+    for (uint32_t i = 0; i < config->layer_count && !status; i++)
+        status = kvf_config_block_keeps(config, field, list, i, &config->keeps[i]);
+    return status;
+}
+
 static kvf_status ratio_keeps(const kvf_config *config, const kvf_layer_rule *rule, struct json_object *list,
                               size_t i, kvf_keeps *keeps) {
     bool sources = rule->kind == KVF_RULE_SOURCES;
@@ -430,6 +443,8 @@ static kvf_status apply_rule(kvf_config *config, const kvf_layer_rule *rule, boo
         return apply_below(config, rule, applied);
     case KVF_RULE_NUMBERS:
         return apply_numbers(config, rule, applied);
+    case KVF_RULE_BLOCKS:
+        return apply_blocks(config, rule, applied);
     case KVF_RULE_END:
         break;
     }

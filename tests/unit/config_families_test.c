@@ -206,6 +206,52 @@ static void latents_are_those_of_deepseek(void **state) {
     }
 }
 
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+#define NAS(blocks)                                                                                          \
+    "{\"model_type\": \"nemotron-nas\", \"hidden_size\": 8192, \"num_attention_heads\": 64, "                \
+    "\"num_key_value_heads\": null, \"block_configs\": [" blocks "]" BF16
+#define BLOCK(attention) "{\"attention\": {" attention "}, \"ffn\": {\"ffn_mult\": 2.6, \"no_op\": false}}"
+#define GROUPS_OF(n)                                                                                         \
+    BLOCK("\"n_heads_in_group\": " n ", \"no_op\": false, \"replace_with_linear\": false, "                  \
+          "\"sparsify\": null, \"window_length\": null, \"num_sink_tokens\": null")
+#define NO_ATTENTION BLOCK("\"n_heads_in_group\": null, \"no_op\": true, \"window_length\": null")
+
+/* 64 heads in groups of 8 and of 16: 8 and 4 KV heads of 8192 / 64 elements */
+static void blocks_have_kv_heads_of_their_own_or_no_attention(void **state) {
+    (void)state;
+    kvf_model *model =
+        read_model(NAS(GROUPS_OF("8") "," NO_ATTENTION "," GROUPS_OF("16") "," GROUPS_OF("8")));
+    assert_int_equal(kvf_model_layer_count(model), 4);
+    assert_int_equal(kvf_model_group_count(model), 2);
+    assert_group(model, 0, "full", 0, 2, 8, 128);
+    assert_int_equal(kvf_model_group(model, 0)->layers[1], 3);
+    assert_group(model, 1, "full.2", 2, 1, 4, 128);
+    kvf_model_free(model);
+}
+
+static void blocks_that_say_too_little_or_too_much_are_refused(void **state) {
+    (void)state;
+    assert_refused("{\"model_type\": \"nemotron-nas\"" LARGE BF16, KVF_E_INVALID,
+                   "block_configs is missing, and nemotron-nas has no default for it");
+    assert_refused(NAS("8"), KVF_E_INVALID, "block_configs[0] is not an object");
+    assert_refused(NAS("{\"ffn\": {}}"), KVF_E_INVALID, "block_configs[0].attention is missing");
+    assert_refused(NAS("{\"attention\": 8}"), KVF_E_INVALID, "block_configs[0].attention is 8");
+    assert_refused(NAS(GROUPS_OF("8") "," GROUPS_OF("null")), KVF_E_INVALID,
+                   "block_configs[1].attention.n_heads_in_group is null");
+    assert_refused(NAS(GROUPS_OF("0")), KVF_E_RANGE, "n_heads_in_group is 0; allowed: 1 to 64");
+    assert_refused(NAS(GROUPS_OF("65")), KVF_E_RANGE, "n_heads_in_group is 65; allowed: 1 to 64");
+    assert_refused(NAS(GROUPS_OF("12")), KVF_E_INVALID,
+                   "block_configs[0].attention.n_heads_in_group is 12, which does not divide "
+                   "num_attention_heads, 64");
+    assert_refused(NAS(BLOCK("\"no_op\": 0")), KVF_E_INVALID, "no_op is 0; it must be true or false");
+    assert_refused(NAS(BLOCK("\"n_heads_in_group\": 8, \"replace_with_linear\": true")), KVF_E_UNSUPPORTED,
+                   "block_configs[0].attention.replace_with_linear is true, which is not supported");
+    assert_refused(NAS(BLOCK("\"n_heads_in_group\": 8, \"window_length\": 512")), KVF_E_UNSUPPORTED,
+                   "window_length is 512, which is not supported");
+    assert_refused(NAS(NO_ATTENTION), KVF_E_INVALID, "none of them keeps a cache");
+}
+
 /* ---- states ---------------------------------------------------------------------------------- */
 
 #define ZAMBA(fields)                                                                                        \
@@ -246,6 +292,8 @@ int main(void) {
         cmocka_unit_test(a_family_without_a_public_class_needs_its_kv_heads),
         cmocka_unit_test(dots_1_has_windows_from_a_layer_on),
         cmocka_unit_test(latents_are_those_of_deepseek),
+        cmocka_unit_test(blocks_have_kv_heads_of_their_own_or_no_attention),
+        cmocka_unit_test(blocks_that_say_too_little_or_too_much_are_refused),
         cmocka_unit_test(zamba_2_has_a_state_in_every_layer_and_attention_in_some),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
