@@ -3,7 +3,7 @@
  *
  *   text --config_json--> fields --config_family--> family (a row of data)
  *     fields + family --config_layers, _blocks--> what each layer keeps
- *     fields + family --config_attention, _latent, _overrides, _state--> the parts of each kind of layer
+ *     fields + family --config_attention, _indexer, _latent, _overrides, _state--> the parts of each kind of layer
  *     all of it --config--> a kvf_model_desc
  *     fields + family --config_notes--> notes on fields that may decide sizes and were not read
  */

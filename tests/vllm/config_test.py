@@ -26,23 +26,18 @@ from kvferry import Dtype, Model
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "models").glob("*.json"))
-# transformers has no class with these names.
-UNKNOWN_HERE = {
-    "beam",
-    "deepseek_v41",
-    "deepseek_v41_text",
-    "dots3_note",
-    "flint",
-    "inkling_model",
-    "kimi_k2",
-    "kimi_k3",
-    "mimo_v2",
-    "minimax_m3_text",
-    "muse_spark",
-    "muse_spark_text",
-    "step5",
-    "step5_vl",
-}
+
+# transformers has no class with these names; most of them are in families_test.py
+UNKNOWN_HERE = set(
+    re.findall(
+        r"\S+",
+        "kimi_k2 mimo_v2 internlm2 internlm3 baichuan qwen xverse minicpm deepseek orion phi3small grok-1 "
+        "iquestcoder bailing_moe bailing_moe_v2 sarvam_moe sarvam_mla param2moe PanguEmbedded pangu_ultra_moe "
+        "telechat exaone chatglm step1 step3_text mimo dots_ocr dots_vlm isaac kimi_vl phi3_v nemotron-nas "
+        "qwen3_asr_text beam deepseek_v41 deepseek_v41_text dots3_note flint inkling_model kimi_k3 "
+        "minimax_m3_text muse_spark muse_spark_text step5 step5_vl",
+    )
+)
 
 LAYERS = 8
 TOKENS = 5
@@ -101,6 +96,12 @@ SIZES: dict[str, Any] = {
     "num_kv_heads": 3,
     "attn_layer_period": 3,
     "attn_layer_offset": 1,
+    "num_layers": LAYERS,
+    "num_heads": 6,
+    "attention_heads": 6,
+    "kv_channels": 20,
+    "mamba_ngroups": 4,
+    "n_mamba_heads": 12,
 }
 
 # Fields that a class requires, or that it needs in its own form.
@@ -111,6 +112,19 @@ OWN: dict[str, dict[str, Any]] = {
     "mellum": {"layer_types": ["full_attention", "sliding_attention"] * (LAYERS // 2)},
     "laguna": {"layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
     "mamba2": {"num_heads": 12, "head_dim": 24},
+    "dbrx": {"attn_config": {"kv_n_heads": 3, "clip_qkv": 8.0, "rope_theta": 10000.0}},
+    "dots1": {"n_routed_experts": 2, "n_shared_experts": 1, "num_experts_per_tok": 1},
+    "gpt_neo": {"attention_types": [[["global", "local"], LAYERS // 2]]},
+    "diffllama": {"num_key_value_heads": 2},  # an odd number is refused
+    "cohere_compass_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2),
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}
+            for kind in ("sliding_attention", "full_attention")
+        },
+    },
+    "cosmos3_edge_text": {"head_dim": 128},  # twice the sum of the sections of its rotation
+    "zamba2": {"layers_block_type": ["linear_attention", "hybrid"] * (LAYERS // 2)},
     "glm_moe_dsa": {"indexer_types": ["full", "shared"] * (LAYERS // 2)},
     "nemotron_h": {
         "sliding_window": None,
@@ -180,7 +194,8 @@ WITH_HEADS = re.findall(
     "flex_olmo phi arcee apertus hyperclovax jais2 nanochat hunyuan_v1_dense hunyuan_v1_moe gpt_neox opt "
     "nemotron ernie4_5 ernie4_5_moe bitnet hy_v3 solar_open seed_oss phi4_multimodal vaultgemma smollm3 mellum "
     "laguna cohere2_moe afmoe cwm granite_swa granitemoe_swa exaone_moe gemma4_unified_text "
-    "gpt2 gptj bloom mpt gpt_bigcode falcon mimo_v2_flash",
+    "gpt2 gptj bloom mpt gpt_bigcode falcon mimo_v2_flash gpt_neox_japanese biogpt persimmon diffllama ctrl "
+    "dbrx gpt_neo xglm jetmoe doge dots1 cohere_compass_text",
 )
 TINY = {
     "vocab_size": 32,
@@ -226,6 +241,9 @@ LEFT_OUT = {
     "new_decoder_architecture",
     "head_dim",
     "v_head_dim",
+    "kv_channels",
+    "attn_config",
+    "attention_head_dim",
     "sliding_window",
     "sliding_window_pattern",
     "use_sliding_window",
@@ -441,6 +459,9 @@ def state_parts(text: Any, layer: int) -> Parts:
     elif name == "nemotron_h":
         heads, width, groups = text.mamba_num_heads, text.mamba_head_dim, text.n_groups
         size, rows = text.ssm_state_size, text.conv_kernel - 1
+    elif name == "zamba2":
+        heads, width, groups = text.n_mamba_heads, text.mamba_headdim, text.mamba_ngroups
+        size, rows = text.mamba_d_state, text.mamba_d_conv - 1
     else:
         heads, width, groups = text.mamba_n_heads, text.mamba_d_head, text.mamba_n_groups
         size, rows = text.mamba_d_state, text.mamba_d_conv - 1
@@ -532,6 +553,7 @@ class Saved(unittest.TestCase):
                         "state_size",
                         "mamba_d_state",
                         "head_dim",
+                        "kv_channels",
                         "n_embd",
                         "d_model",
                         "hidden_size",

@@ -1,0 +1,388 @@
+"""kvferry reads of a configuration what vLLM's own model of it keeps.
+
+vLLM builds a small model of each family without weights (on torch's meta device), and its layers say what they
+keep (`get_kv_cache_spec()`): heads, their size, windows, states. No two sizes of a configuration are equal.
+This is the check for families that transformers has no class for, and a second one for some that it has.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import re
+import tempfile
+import unittest
+import unittest.mock
+import warnings
+from collections import Counter
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedConfig, Qwen2Config
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.transformers_utils.config import _CONFIG_REGISTRY
+from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
+
+import kvferry
+from kvferry import Dtype, Model
+
+LAYERS = 3
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 96,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "intermediate_size": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "rope_theta": 10000.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+EXPERTS = {
+    "num_experts": 2,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 16,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "norm_topk_prob": False,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.0,
+}
+LATENT = {
+    "kv_lora_rank": 24,
+    "qk_rope_head_dim": 10,
+    "qk_nope_head_dim": 14,
+    "v_head_dim": 18,
+    "q_lora_rank": 30,
+}
+BAILING = {**EXPERTS, "use_bias": False, "use_qkv_bias": False, "embedding_dropout": 0.0}
+
+
+def block(group: int | None) -> dict[str, Any]:
+    """A block in which so many query heads share a KV head, or that has no attention."""
+    attention = {"n_heads_in_group": group, "no_op": group is None, "replace_with_linear": False}
+    return {"attention": attention, "ffn": {"ffn_mult": 1.0, "no_op": False}}
+
+
+# The class of vLLM, and the fields beside SIZES; null: the family has no such field.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "internlm2": ("InternLM2ForCausalLM", {"bias": False}),
+    "internlm3": ("InternLM3ForCausalLM", {"head_dim": 20, "qkv_bias": False, "bias": False}),
+    "minicpm": (
+        "MiniCPMForCausalLM",
+        {"scale_depth": 1.4, "scale_emb": 12, "dim_model_base": 32, "num_experts": 0},
+    ),
+    "deepseek": ("DeepseekForCausalLM", EXPERTS),
+    "orion": ("OrionForCausalLM", {}),
+    "iquestcoder": ("IQuestCoderForCausalLM", {"head_dim": 20}),
+    "bailing_moe": ("BailingMoeForCausalLM", {**BAILING, "head_dim": 20}),
+    "bailing_moe_v2": ("BailingMoeV2ForCausalLM", {**BAILING, "head_dim": None}),
+    "sarvam_moe": ("SarvamMoEForCausalLM", {**BAILING, "head_dim": 20}),
+    "sarvam_mla": ("SarvamMLAForCausalLM", {**EXPERTS, **LATENT}),
+    "param2moe": ("Param2MoEForCausalLM", {**EXPERTS, "head_dim": 20}),
+    "PanguEmbedded": ("PanguEmbeddedForCausalLM", {"bias": False}),
+    "pangu_ultra_moe": ("PanguUltraMoEForCausalLM", {**EXPERTS, **LATENT, "sandwich_norm": True}),
+    "telechat": (
+        "TeleChat2ForCausalLM",
+        {
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+            "num_key_value_heads": None,
+            "intermediate_size": None,
+            "rms_norm_eps": None,
+            "n_layer": LAYERS,
+            "n_head": 6,
+            "ffn_hidden_size": 32,
+            "layer_norm_epsilon": 1e-5,
+        },
+    ),
+    "exaone": (
+        "ExaoneForCausalLM",
+        {"num_layers": LAYERS, "activation_function": "silu", "layer_norm_epsilon": 1e-5},
+    ),
+    "chatglm": (
+        "ChatGLMModel",
+        {
+            "num_hidden_layers": None,
+            "num_key_value_heads": None,
+            "num_layers": LAYERS,
+            "multi_query_attention": True,
+            "multi_query_group_num": 2,
+            "kv_channels": 16,
+            "padded_vocab_size": 64,
+            "ffn_hidden_size": 32,
+            "original_rope": True,
+        },
+    ),
+    "step1": ("Step1ForCausalLM", {"num_key_value_heads": None, "num_attention_groups": 3}),
+    "step3_text": (
+        "Step3TextForCausalLM",
+        {
+            "num_key_value_heads": None,
+            "num_attention_groups": 1,
+            "head_dim": 20,
+            "share_q_dim": 40,
+            "moe_layers_enum": "1",
+            "moe_intermediate_size": 16,
+            "moe_num_experts": 2,
+            "moe_top_k": 1,
+            "share_expert_dim": 16,
+            "max_position_embedding": 128,
+            "norm_expert_weight": False,
+        },
+    ),
+    "mimo": ("MiMoForCausalLM", {"num_nextn_predict_layers": 1, "sliding_window": 48}),
+    "nemotron-nas": (
+        "DeciLMForCausalLM",
+        {"num_key_value_heads": None, "block_configs": [block(2), block(None), block(3)]},
+    ),
+    "dbrx": (
+        "DbrxForCausalLM",
+        {
+            "num_hidden_layers": None,
+            "hidden_size": None,
+            "num_attention_heads": None,
+            "num_key_value_heads": None,
+            "d_model": 96,
+            "n_layers": LAYERS,
+            "n_heads": 6,
+            "attn_config": {"kv_n_heads": 3, "clip_qkv": 8.0, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 2, "moe_top_k": 1},
+        },
+    ),
+    "zamba2": (
+        "Zamba2ForCausalLM",
+        {
+            "num_key_value_heads": 6,
+            "attention_head_dim": 32,
+            "attention_hidden_size": 192,
+            "layers_block_type": ["mamba", "hybrid", "mamba"],
+            "hybrid_layer_ids": [1],
+            "num_mem_blocks": 1,
+            "mamba_d_state": 9,
+            "mamba_d_conv": 5,
+            "mamba_expand": 3,
+            "mamba_ngroups": 4,
+            "n_mamba_heads": 12,
+            "mamba_headdim": 24,
+            "hidden_act": "gelu",
+        },
+    ),
+    "gpt_neox": ("GPTNeoXForCausalLM", {"num_key_value_heads": None}),
+    "phi3": ("Phi3ForCausalLM", {"sliding_window": 48}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {**EXPERTS, **LATENT}),
+    "granite": (
+        "GraniteForCausalLM",
+        {"logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
+    ),
+}
+
+# The fields that are changed for the control: the first one that a configuration has.
+CHANGED = ("mamba_d_state", "kv_lora_rank", "head_dim", "multi_query_group_num", "num_attention_groups")
+
+# What a layer keeps: the window, and the part's name, units, elements of a cell, and rows.
+Kept = Counter[tuple[int, tuple[tuple[str, int, int, int], ...]]]
+
+
+def config_of(family: str) -> dict[str, Any]:
+    architecture, own = FAMILIES[family]
+    fields = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
+    if "head_dim" in own:
+        fields["head_dim"] = own["head_dim"]  # null where that is what is tested
+    return {
+        "architectures": [architecture],
+        "model_type": family,
+        "torch_dtype": "float16",
+        **copy.deepcopy(fields),
+    }
+
+
+class Attribute(dict[str, Any]):
+    """An object whose fields are attributes, as the classes of published configurations make them."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class Plain(PreTrainedConfig):
+    """For families whose class comes with their checkpoints: fields as they are in the file."""
+
+    def __post_init__(self, **fields: Any) -> None:
+        blocks = fields.pop("block_configs", None)
+        super().__post_init__(**fields)
+        if "num_layers" in fields:
+            self.num_hidden_layers = fields["num_layers"]
+        if blocks:
+            self.block_configs = [
+                Attribute({name: Attribute(part) for name, part in one.items()}) for one in blocks
+            ]
+
+
+def register(family: str) -> None:
+    """Makes transformers know a family that neither it nor vLLM has a class for."""
+    if family not in CONFIG_MAPPING and family not in _CONFIG_REGISTRY:
+        base = Qwen2Config if family == "mimo" else Plain
+        AutoConfig.register(family, type(family, (base,), {"model_type": family}))
+
+
+def vllm_config(config: dict[str, Any]) -> VllmConfig:
+    register(config["model_type"])
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
+        model = ModelConfig(
+            model=folder,
+            tokenizer=folder,
+            skip_tokenizer_init=True,
+            dtype="float16",
+            max_model_len=64,
+            enforce_eager=True,
+        )
+    cache = CacheConfig(block_size=32, sliding_window=model.get_sliding_window())
+    return VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"))
+
+
+def without_bias(*sizes: Any, use_alibi_sqrt: bool, alibi_slopes: Any, **fields: Any) -> Attention:
+    """Step 1 adds biases for which vLLM has no attention on a CPU; they change nothing that is kept."""
+    return Attention(*sizes, **fields)
+
+
+def specs_of(config: dict[str, Any]) -> dict[str, Any]:
+    """What each layer of vLLM's model keeps, by the layer's name."""
+    whole = vllm_config(config)
+    patched = unittest.mock.patch("vllm.model_executor.models.step1.Attention", without_bias)
+    with set_current_vllm_config(whole), tempfile.TemporaryDirectory() as folder, patched:
+        parallel_state.init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+        try:
+            parallel_state.initialize_model_parallel(1, 1)
+            device = "cpu" if config["model_type"] in ON_CPU else "meta"
+            with torch.device(device), set_default_torch_dtype(torch.float16):
+                initialize_model(whole, prefix="")
+            layers = whole.compilation_config.static_forward_context
+            return {
+                name: layer.get_kv_cache_spec(whole)
+                for name, layer in layers.items()
+                if hasattr(layer, "get_kv_cache_spec")
+            }
+        finally:
+            parallel_state.destroy_model_parallel()
+            parallel_state.destroy_distributed_environment()
+
+
+ON_CPU = {"step1"}  # it copies values of a tensor
+
+
+def state_parts(shapes: tuple[tuple[int, ...], ...], config: dict[str, Any]) -> tuple[Any, ...]:
+    """Mamba 2: inputs of the convolution, of which two parts have as many channels as groups have states."""
+    (rows, channels), (heads, width, size) = shapes
+    groups = config["mamba_ngroups"] * size
+    split = (("conv.x", channels - 2 * groups), ("conv.B", groups), ("conv.C", groups))
+    return (*((name, units, 1, rows) for name, units in split), ("ssm", heads, width * size, 1))
+
+
+def kept_by_vllm(config: dict[str, Any]) -> tuple[Kept, set[int]]:
+    """How many layers keep what, and the numbers of the layers with attention that have their own name."""
+    found: Kept = Counter()
+    numbers: set[int] = set()
+    for name, spec in specs_of(config).items():
+        if isinstance(spec, MambaSpec):
+            found[(0, state_parts(spec.shapes, config))] += 1
+            continue
+        if isinstance(spec, MLAAttentionSpec):
+            parts: tuple[Any, ...] = (("latent", spec.num_kv_heads, spec.head_size, 1),)
+        else:
+            parts = (
+                ("k", spec.num_kv_heads, spec.head_size, 1),
+                ("v", spec.num_kv_heads, spec.head_size_v, 1),
+            )
+        found[(spec.sliding_window or 0, parts)] += 1
+        numbers.update(int(number) for number in re.findall(r"\.(\d+)\.", name)[:1])
+    return found, numbers
+
+
+def kept_by_kvferry(config: dict[str, Any]) -> tuple[Kept, set[int]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", kvferry.ConfigWarning)
+        model = Model.from_config(config)
+    found: Kept = Counter()
+    numbers: set[int] = set()
+    for group in model.groups:
+        parts = tuple((part.name, part.units, part.cell_elements, part.rows_per_step) for part in group.parts)
+        found[(group.window_tokens, parts)] += len(group.layers)
+        if group.name != "ssm":
+            numbers.update(group.layers)
+        for part in group.parts:
+            assert Dtype(part.dtype) == Dtype.F16
+    return found, numbers
+
+
+class Families(unittest.TestCase):
+    maxDiff = None
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        """Other tests ask which families transformers knows: those that are made known here are forgotten."""
+        cls.enterClassContext(unittest.mock.patch.dict(CONFIG_MAPPING._extra_content))
+
+    def test_a_layer_keeps_what_was_read(self) -> None:
+        for family in FAMILIES:
+            with self.subTest(family):
+                config = config_of(family)
+                kept, numbers = kept_by_kvferry(config)
+                kept_there, numbers_there = kept_by_vllm(config)
+                self.assertEqual(kept, kept_there)
+                if family != "zamba2":  # its attention is numbered by itself: "model.attn.0"
+                    self.assertEqual(numbers, numbers_there)
+
+    def test_a_family_with_a_window_keeps_it(self) -> None:
+        """By hand: so the comparison above is not one of nothing with nothing."""
+        kept, _ = kept_by_vllm(config_of("phi3"))
+        self.assertEqual(kept, {(48, (("k", 3, 16, 1), ("v", 3, 16, 1))): LAYERS})
+
+    def test_blocks_differ_in_their_heads(self) -> None:
+        """By hand: six heads in groups of two and of three, and a layer without attention."""
+        for kept, numbers in (
+            kept_by_kvferry(config_of("nemotron-nas")),
+            kept_by_vllm(config_of("nemotron-nas")),
+        ):
+            self.assertEqual(numbers, {0, 2})
+            self.assertEqual(
+                kept,
+                {(0, (("k", 3, 16, 1), ("v", 3, 16, 1))): 1, (0, (("k", 2, 16, 1), ("v", 2, 16, 1))): 1},
+            )
+
+    def test_another_size_is_not_what_vllm_keeps(self) -> None:
+        """The control: if one size that is read changes, no family matches its model."""
+        for family in ("internlm2", "bailing_moe", "sarvam_mla", "chatglm", "step1", "zamba2", "dbrx"):
+            with self.subTest(family):
+                config, other = config_of(family), config_of(family)
+                field = next((field for field in CHANGED if other.get(field)), None)
+                if field:
+                    other[field] = 1 if "group" in field else other[field] * 2
+                elif family == "dbrx":
+                    other["attn_config"]["kv_n_heads"] = 2
+                else:
+                    other["num_key_value_heads"] = 2
+                self.assertNotEqual(kept_by_kvferry(other)[0], kept_by_vllm(config)[0])
+
+
+if __name__ == "__main__":
+    unittest.main()
