@@ -41,4 +41,41 @@ moves "Mamba2 state in another order" --memory-limit 1g --tokens 100 \
 moves "delta-rule state" --memory-limit 1g --tokens 100 \
     --model qwen3-next-80b-a3b --prefill tp=2,gdn.order=sd --decode tp=4,block=24
 
+
+# Small models whose configurations have what the built-in ones have not.
+model=$(mktemp)
+trap 'rm -f "$output" "$errors" "$model"' EXIT
+
+described() { # described NAME FIELDS ARGUMENTS...
+    local name=$1
+    echo "{\"dtype\": \"bfloat16\", \"num_hidden_layers\": 8, \"hidden_size\": 1024, $2}" >"$model"
+    shift 2
+    moves "$name" --memory-limit 1g --tokens 203 --model "$model" "$@"
+}
+
+described "an indexer's key for 16 tokens beside latents, and what waits to become one" \
+    '"model_type": "glm5_next_text", "kv_lora_rank": 512, "qk_rope_head_dim": 0, "index_kpool": 16,
+    "linear_num_heads": 16, "linear_head_dim": 64, "linear_conv_kernel_dim": 4' \
+    --prefill tp=4 --decode tp=2,block=48
+described "an indexer's key for 4 tokens beside heads, and two states in a layer, one of them on every rank" \
+    '"model_type": "qwen4_exp_text", "num_attention_heads": 16, "num_key_value_heads": 2, "indexer_head_dim": 128,
+    "indexer_compress_ratio": 4, "ple_layer_ids": [1, 6], "linear_num_key_heads": 8, "linear_num_value_heads": 16,
+    "linear_key_head_dim": 64, "linear_value_head_dim": 64, "linear_conv_kernel_dim": 4' \
+    --prefill tp=2,order=hnd --decode tp=4,block=24
+described "four convolutions beside attention, by the heads of windows and of other layers" \
+    '"model_type": "inkling_text", "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
+    "swa_num_key_value_heads": 8, "swa_head_dim": 64, "sliding_window_size": 64, "local_layer_ids": [0, 1, 2, 4],
+    "sconv_kernel_size": 4' \
+    --prefill tp=4 --decode tp=2,block=24,pp=2
+described "latents of another size in a window" \
+    '"model_type": "dots3_note", "kv_lora_rank": 512, "qk_rope_head_dim": 64, "swa_kv_lora_rank": 768,
+    "swa_qk_rope_head_dim": 32, "sliding_window_size": 64, "layer_types": ["full_attention", "sliding_attention",
+    "sliding_attention", "full_attention", "sliding_attention", "sliding_attention", "sliding_attention",
+    "full_attention"]' \
+    --prefill tp=2 --decode tp=1,block=32
+described "entries that the layers behind read" \
+    '"model_type": "deepseek_v41", "head_dim": 512, "index_head_dim": 128, "sliding_window": 128,
+    "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 0], "kv_source_layer_ids": [1, 4], "index_source_layer_ids": [1, 4]' \
+    --prefill tp=2 --decode tp=1,block=24
+
 finish
