@@ -173,35 +173,33 @@ typedef struct kvf_state_fields {
     kvf_dtype dtype;        /**< of the recurrent state, unless a field gives it; 0: the model's */
 } kvf_state_fields;
 
-#define KVF_INDEXER_SCALE_ELEMENTS 128u
-
 /** A convolution over the residual streams of some layers, beside what else they keep. Every rank keeps all of it. */
 typedef struct kvf_stream_conv_fields {
-    const char
-        *layers; /**< lists these layers, the first of the model as 1; missing or empty: there are none */
-    const char *taps;                          /**< the state keeps (taps - 1) x dilation inputs */
-    const char *dilation;                      /**< between two taps */
-    const char *streams;                       /**< each as wide as the hidden size */
+    const char *layers;   /**< lists these layers, the first one as 1; missing or empty: there are none */
+    const char *taps;     /**< the state keeps (taps - 1) x dilation inputs */
+    const char *dilation; /**< tokens between two taps */
+    const char *streams;  /**< each as wide as the hidden size */
     uint32_t taps_or, dilation_or, streams_or; /**< the defaults */
 } kvf_stream_conv_fields;
+
+#define KVF_INDEXER_SCALE_ELEMENTS 128u
 
 /**
  * The indexer of layers with full attention: keys of its own, by which such a layer picks the tokens that it attends to.
  */
 typedef struct kvf_indexer_fields {
-    const char *width;   /**< elements of a key */
-    uint32_t width_or;   /**< the default of `width`; 0: without it, the model has no indexers */
-    const char *enabled; /**< a flag without which there are none; NULL: there is no such field */
-    const char *heads;   /**< heads of a key, of which there must be one; NULL: there is no such field */
-    const char
-        *no_values;     /**< a list with 1 for each layer that keeps no value beside its key, as all must */
-    const char *tokens; /**< neighbouring tokens that share a key; NULL: each has its own */
-    uint32_t tokens_or; /**< the default of `tokens` */
-    uint32_t pending; /**< vectors as wide as a key that a token keeps until its key is complete; at most 2 */
-    uint32_t every;   /**< of so many layers one has an indexer, unless a field says it; 0: all */
-    bool by_layer;    /**< the rules say which layers have an indexer */
-    kvf_dtype dtype;  /**< of a key, whatever the cache's is; 0: the model's */
-    bool scaled;      /**< KVF_INDEXER_SCALE_ELEMENTS elements of a key share a scale */
+    const char *width;     /**< elements of a key */
+    uint32_t width_or;     /**< the default of `width`; 0: without it, the model has no indexers */
+    const char *enabled;   /**< a flag without which there are none; NULL: there is no such field */
+    const char *heads;     /**< heads of a key; there must be one; NULL: there is no such field */
+    const char *no_values; /**< a list with 1 for each layer that keeps no value beside its key; all must */
+    const char *tokens;    /**< neighbouring tokens that share a key; NULL: each has its own */
+    uint32_t tokens_or;    /**< the default of `tokens` */
+    uint32_t pending;      /**< vectors like a key that a token keeps until its key is complete; at most 2 */
+    uint32_t every;        /**< of so many layers one has an indexer, unless a field says it; 0: all */
+    bool by_layer;         /**< the rules say which layers have an indexer */
+    kvf_dtype dtype;       /**< of a key, whatever the cache's is; 0: the model's */
+    bool scaled;           /**< KVF_INDEXER_SCALE_ELEMENTS elements of a key share a scale */
 } kvf_indexer_fields;
 
 #define KVF_AS_MANY_AS_HEADS UINT32_MAX
@@ -212,9 +210,8 @@ typedef struct kvf_size_names {
     const char *hidden;
     const char *heads;
     const char *kv_heads;
-    const char
-        *kv_heads_if;     /**< `kv_heads` counts only where this flag is true; otherwise as many as heads */
-    const char *head_dim; /**< NULL: "head_dim|attention_head_dim" */
+    const char *kv_heads_if; /**< `kv_heads` counts only where this flag is true, and else those of queries */
+    const char *head_dim;    /**< NULL: "head_dim|attention_head_dim" */
 } kvf_size_names;
 
 /** The heads of some layers of a family, where they differ from those of the rest. Names are NULL if nothing differs. */

@@ -294,14 +294,15 @@ static const kvf_state_fields four_convs = {.kind = KVF_STATE_CONVS,
 
 /* Of models that may have none; of such as always have one; and of such as have one in every fourth layer. */
 static const kvf_indexer_fields index_keys = {.width = "index_head_dim", QUANTISED};
-
 static const kvf_indexer_fields index_keys_of_128 = {.width = "index_head_dim", .width_or = 128, QUANTISED};
-
-static const kvf_indexer_fields index_keys_of_sources = {
-    .width = "index_head_dim", .by_layer = true, QUANTISED};
-
 static const kvf_indexer_fields index_keys_in_every_4th = {
     .width = "index_head_dim", .width_or = 128, .every = 4, QUANTISED};
+
+/* Of layers with entries for several tokens, or whose entries others read. */
+static const kvf_indexer_fields index_keys_of_entries = {
+    .width = "index_head_dim", .width_or = 128, .by_layer = true, QUANTISED};
+static const kvf_indexer_fields index_keys_of_sources = {
+    .width = "index_head_dim", .by_layer = true, QUANTISED};
 
 /* A key for several tokens; until it is complete, a token keeps its own and what weighs it. */
 static const kvf_indexer_fields pooled_index_keys = {
@@ -802,7 +803,7 @@ static const kvf_family families[] = {
     {.model_types = "deepseek_v4",
      .attention = KVF_ATTENTION_COMPRESSED,
      .layers = by_ratio,
-     .indexer = &index_keys_of_128,
+     .indexer = &index_keys_of_entries,
      .head_dim = 512,
      .window = 128,
      .unused = "q_lora_rank o_lora_rank o_groups index_n_heads num_hash_layers dspark_block_size "

@@ -137,7 +137,7 @@ kvf_status kvf_config_read_indexer(kvf_config *config) {
     if (!status && names->tokens)
         status = kvf_field_need(&config->fields, names->tokens, 1, KVF_CONFIG_MAX_WINDOW, names->tokens_or,
                                 &config->indexer.tokens);
-    if (!status && !names->by_layer && config->family->attention != KVF_ATTENTION_COMPRESSED)
+    if (!status && !names->by_layer)
         status = mark(config);
     return status ? status : check_values(config);
 }

@@ -16,7 +16,8 @@ typedef enum condition {
     ALWAYS,
     LATENT,     /* the model has attention with latents of each token */
     COMPRESSED, /* the model has latents that several tokens share */
-    INDEXERS,   /* layers with full attention may have indexers */
+    INDEXERS,   /* layers may have indexers */
+    MARKED,     /* and fields of their own say which of them */
     STATE,      /* the model has a recurrent state */
     CHUNKS,     /* the family has chunks in some layers, or in some models */
     NO_WINDOW,  /* no layer of this model has a window */
@@ -33,7 +34,7 @@ static const name_row read_names[] = {
     {ALWAYS, "layer_types layers_block_type per_layer_config"},
     {CHUNKS, "attention_chunk_size"},
     {LATENT, "kv_lora_rank qk_rope_head_dim"},
-    {INDEXERS, "indexer_types index_topk_freq index_topk_pattern index_skip_topk_offset"},
+    {MARKED, "indexer_types index_topk_freq index_topk_pattern index_skip_topk_offset"},
     {COMPRESSED, "qk_rope_head_dim compress_rates compress_rate_csa compress_rate_hca"},
     {STATE, "mamba_ssm_cache_dtype mamba_ssm_dtype"},
 };
@@ -106,7 +107,9 @@ static bool holds(const kvf_config *config, condition when) {
     case COMPRESSED:
         return family->attention == KVF_ATTENTION_COMPRESSED;
     case INDEXERS:
-        return family->indexer && family->attention != KVF_ATTENTION_COMPRESSED;
+        return family->indexer != NULL;
+    case MARKED:
+        return family->indexer && !family->indexer->by_layer;
     case STATE:
         return family->state != NULL;
     case CHUNKS:
