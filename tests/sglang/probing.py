@@ -52,9 +52,9 @@ def probing_manager(base: Any) -> Any:
                 self._read_out("prefill", bootstrap_room, self._pages.pop(bootstrap_room))
             super().add_transfer_request(bootstrap_room, kv_indices, index_slice, is_last_chunk, **more)
 
-        def expect(self, room: int, contact: Any, ids: Any, prefix: int, row: int) -> None:
-            self._pages[room] = [int(page) for page in ids[0]]
-            super().expect(room, contact, ids, prefix, row)
+        def expect(self, room: int, contact: Any, pages: Any, others: Any, prefix: int, row: int) -> None:
+            self._pages[room] = [int(page) for page in pages]
+            super().expect(room, contact, pages, others, prefix, row)
 
         def update_status(self, room: int, status: Any) -> None:
             decodes = self.disaggregation_mode.value == "decode"
