@@ -229,6 +229,9 @@ def test_layers_with_a_window() -> None:
     assert windowed_layers("anything", 3, "0") == (0, 1, 2)
     with pytest.raises(UnsupportedError, match="are not known for the architecture anything; allowed: cohere2"):
         windowed_layers("anything", 3)
+    for said in ("true", "-1", "6.0", ""):
+        with pytest.raises(UnsupportedError, match=r"_window_pattern is .*; allowed: a number"):
+            windowed_layers("gemma3", 3, said)
 
 
 def test_windows_of_other_layers_are_refused(made: Made) -> None:

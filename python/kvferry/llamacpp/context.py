@@ -102,6 +102,11 @@ def windowed_layers(architecture: str, layers: int, said: str | None = None) -> 
 
     Raises UnsupportedError: it is not known.
     """
+    if said is not None and not said.isdecimal():
+        raise UnsupportedError(
+            f"attention.sliding_window_pattern is {said!r}; allowed: a number of layers, of which the last has "
+            "no window, or `windowed` given by the caller"
+        )
     if said is None and architecture not in PERIODS:
         raise UnsupportedError(
             f"the layers with a sliding window are not known for the architecture {architecture}; allowed: "
