@@ -71,7 +71,7 @@ static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
  * quantised keys or instead of them. */
 static bool keeps_own_type(const kvf_config *config) {
     const kvf_indexer_fields *indexer = config->family->indexer;
-    return kvf_config_has(config, KVF_KEEPS_STATE) || (indexer && (!indexer->dtype || indexer->pending));
+    return kvf_config_has(config, KVF_KEEPS_STATE) || (indexer && (!indexer->dtype || indexer->tokens));
 }
 
 /* The model's element type: the language model's, or that of the whole configuration, or the family's. */

@@ -195,11 +195,11 @@ typedef struct kvf_indexer_fields {
     const char *no_values; /**< a list with 1 for each layer that keeps no value beside its key; all must */
     const char *tokens;    /**< neighbouring tokens that share a key; NULL: each has its own */
     uint32_t tokens_or;    /**< the default of `tokens` */
-    uint32_t pending;      /**< vectors like a key that a token keeps until its key is complete; at most 2 */
-    uint32_t every;        /**< of so many layers one has an indexer, unless a field says it; 0: all */
-    bool by_layer;         /**< the rules say which layers have an indexer */
-    kvf_dtype dtype;       /**< of a key, whatever the cache's is; 0: the model's */
-    bool scaled;           /**< KVF_INDEXER_SCALE_ELEMENTS elements of a key share a scale */
+    bool gated;      /**< the tokens of a key weigh differently: each keeps its weights beside its own key */
+    uint32_t every;  /**< of so many layers one has an indexer, unless a field says it; 0: all */
+    bool by_layer;   /**< the rules say which layers have an indexer */
+    kvf_dtype dtype; /**< of a key, whatever the cache's is; 0: the model's */
+    bool scaled;     /**< KVF_INDEXER_SCALE_ELEMENTS elements of a key share a scale */
 } kvf_indexer_fields;
 
 #define KVF_AS_MANY_AS_HEADS UINT32_MAX

@@ -304,9 +304,9 @@ static const kvf_indexer_fields index_keys_of_entries = {
 static const kvf_indexer_fields index_keys_of_sources = {
     .width = "index_head_dim", .by_layer = true, QUANTISED};
 
-/* A key for several tokens; until it is complete, a token keeps its own and what weighs it. */
+/* A key for several tokens, which weigh differently. */
 static const kvf_indexer_fields pooled_index_keys = {
-    .width = "index_head_dim", .width_or = 128, .tokens = "index_kpool", .pending = 2, QUANTISED};
+    .width = "index_head_dim", .width_or = 128, .tokens = "index_kpool", .gated = true, QUANTISED};
 
 static const kvf_indexer_fields region_index_keys = {.width = "sparse_config.proxy_dim",
                                                      .width_or = 256,
@@ -314,14 +314,12 @@ static const kvf_indexer_fields region_index_keys = {.width = "sparse_config.pro
                                                      .heads = "sparse_config.sparse_indexer_num_k_heads",
                                                      .tokens = "sparse_config.region_block_size",
                                                      .tokens_or = 8,
-                                                     .pending = 2,
+                                                     .gated = true,
                                                      .dtype = KVF_DTYPE_F8_E4M3};
 
 /* The tokens of a key weigh alike. */
-static const kvf_indexer_fields mean_index_keys = {.width = "indexer_head_dim",
-                                                   .heads = "indexer_kv_heads",
-                                                   .tokens = "indexer_compress_ratio",
-                                                   .pending = 1};
+static const kvf_indexer_fields mean_index_keys = {
+    .width = "indexer_head_dim", .heads = "indexer_kv_heads", .tokens = "indexer_compress_ratio"};
 
 /* A key of each token, in layers that the configuration names. */
 static const kvf_indexer_fields named_index_keys = {

@@ -162,7 +162,6 @@ void kvf_config_add_indexer_key(kvf_config *config, uint32_t tensor) {
 }
 
 void kvf_config_add_indexer(kvf_config *config) {
-    static const char *const pending[] = {"indexer_key", "indexer_gate"};
     uint32_t tokens = config->indexer.tokens;
     kvf_config_add_group(config, "indexer", KVF_GROUP_TOKENS)->tokens_per_step = tokens;
     kvf_config_add_layers(config, KVF_KEEPS_INDEXER);
@@ -171,6 +170,7 @@ void kvf_config_add_indexer(kvf_config *config) {
         return;
     kvf_config_add_group(config, "indexer.state", KVF_GROUP_TOKENS)->window_tokens = tokens;
     kvf_config_add_layers(config, KVF_KEEPS_INDEXER);
-    for (uint32_t i = 0; i < config->family->indexer->pending; i++)
-        add_part(config, pending[i], config->dtype, config->indexer.width, 0);
+    add_part(config, "indexer_key", config->dtype, config->indexer.width, 0);
+    if (config->family->indexer->gated)
+        add_part(config, "indexer_gate", config->dtype, config->indexer.width, 0);
 }
