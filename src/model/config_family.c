@@ -585,7 +585,7 @@ static const kvf_family families[] = {
      .unused = "index_block_size sparse_attention_config.sparse_block_size "
                "sparse_attention_config.sparse_num_index_heads",
      .head_dim = 128},
-    {.model_types = "minimax_m3_text minimax_m3_vl_text",
+    {.model_types = "minimax_m3_vl minimax_m3_text minimax_m3_vl_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = sparse_by_flag,
      .indexer = &named_index_keys,
@@ -876,7 +876,7 @@ static const kvf_family families[] = {
     {.model_types = "lfm2", .attention = KVF_ATTENTION_HEADS, .layers = listed_or_all, .state = &short_conv},
     {.model_types = "lfm2_moe", .attention = KVF_ATTENTION_HEADS, .layers = worded, .state = &short_conv},
     INKLING("inkling_text", 128),
-    INKLING("inkling_model", 0),
+    INKLING("inkling_model inkling_mm_model", 0),
     {.model_types = "kimi_linear kimi_k3",
      .attention = KVF_ATTENTION_LATENT,
      .layers = listed_from_1,

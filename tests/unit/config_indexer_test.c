@@ -148,6 +148,7 @@ static void a_flag_or_a_word_says_which_layers_have_an_indexer(void **state) {
     };
     ASSERT_GROUPS(read_with(MINIMAX("minimax_m3_text", SPARSE("0, 1, 0, 1", "")), NULL), groups);
     ASSERT_GROUPS(read_with(MINIMAX("minimax_m2", SPARSE("0, 1, 0, 1", "")), NULL), groups);
+    ASSERT_GROUPS(read_with(MINIMAX("minimax_m3_vl", SPARSE("0, 1, 0, 1", "")), NULL), groups);
     ASSERT_GROUPS(
         read_with(MINIMAX("minimax_m3_vl_text",
                           ", \"index_head_dim\": 64, \"index_n_heads\": 4, \"index_block_size\": 128, "

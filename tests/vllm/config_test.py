@@ -104,6 +104,8 @@ SIZES: dict[str, Any] = {
     "n_mamba_heads": 12,
 }
 
+INSIDE = {"minimax_m3_vl": "minimax_m3_vl_text", "inkling_mm_model": "inkling_text"}
+
 # Fields that a class requires, or that it needs in its own form.
 OWN: dict[str, dict[str, Any]] = {
     "gemma4_text": {"global_head_dim": 64, "num_global_key_value_heads": 2, "attention_k_eq_v": True},
@@ -277,6 +279,8 @@ def text_class(kind: str) -> tuple[type[PreTrainedConfig], str]:
     """The class of the language model of a family, and its model_type."""
     whole = CONFIG_MAPPING[kind]
     inner = whole.sub_configs.get("text_config", whole)
+    if inner is AutoConfig:  # a wrapper of any language model
+        inner = CONFIG_MAPPING[INSIDE[kind]]
     return inner, inner.model_type
 
 
