@@ -34,7 +34,7 @@ static kvf_status check_tokens(const kvf_group_desc *group, const kvf_group_shar
         return KVF_OK;
     if (group->tokens_per_step > 1)
         return kvf_fail(KVF_E_INVALID,
-                        "kernel_blocks_per_block is %u, which does not divide the %u entries of a block",
+                        "kernel_blocks_per_block is %u, which does not divide the entries of a block, %u",
                         desc->kernel_blocks_per_block, steps);
     return kvf_fail(KVF_E_INVALID, "kernel_blocks_per_block is %u, which does not divide tokens_per_block %u",
                     desc->kernel_blocks_per_block, steps);

@@ -384,7 +384,7 @@ static void an_entry_is_never_cut(void **state) {
     assert_fails(try_shard(s), KVF_E_INVALID, "group csa", "tokens_per_block is 6", "tokens_per_step, 4");
     s->group.tokens_per_block = 8;
     s->group.kernel_blocks_per_block = 4; /* divides the tokens, but not the entries */
-    assert_fails(try_shard(s), KVF_E_INVALID, "kernel_blocks_per_block is 4", "2 entries of a block");
+    assert_fails(try_shard(s), KVF_E_INVALID, "kernel_blocks_per_block is 4", "the entries of a block, 2");
     s->group.kernel_blocks_per_block = 2;
     s->group.block_count = 1;
     kvf_shard_free(made(s));
