@@ -27,19 +27,55 @@ static kvf_status take_options(kvf_config_options *out, const kvf_config_options
     return status;
 }
 
-/* Multimodal models keep the language model's configuration in an object inside; those that also speak keep it in
- * their thinker's. */
+/* Multimodal models keep the language model's configuration in an object inside; those that also speak or act keep it
+ * in their thinker's or that of what sees. */
 static kvf_status find_text_model(const kvf_fields *root, kvf_fields *out) {
     static const char *const names[] = {"text_config", "llm_config", "language_config"};
-    kvf_fields thinker;
-    kvf_status status = kvf_field_object(root, "thinker_config", &thinker);
-    const kvf_fields *outer = thinker.object ? &thinker : root;
+    kvf_fields inner;
+    kvf_status status = kvf_field_object(root, "thinker_config", &inner);
+    if (!status && !inner.object)
+        status = kvf_field_object(root, "vlm_config", &inner);
+    const kvf_fields *outer = inner.object ? &inner : root;
     for (size_t i = 0; i < sizeof names / sizeof names[0] && !status; i++) {
         status = kvf_field_object(outer, names[i], out);
         if (!status && out->object)
             return KVF_OK;
     }
     *out = *outer;
+    return status;
+}
+
+/* A family may have models without latents, which are then a family of their own. */
+static kvf_status choose_attention(kvf_config *config) {
+    const char *flag = config->family->latents_if;
+    bool latents = true;
+    kvf_status status = flag ? kvf_field_flag(&config->fields, flag, &latents) : KVF_OK;
+    if (!status && !latents)
+        config->family = config->family->without_latents;
+    return status;
+}
+
+/* Refuses what a family's models may have and no size is known for. */
+static kvf_status check_supported(const kvf_config *config) {
+    const kvf_supported_field *row = config->family->supported;
+    const kvf_fields *fields = &config->fields;
+    kvf_status status = KVF_OK;
+    for (; row && row->field && !status; row++) {
+        struct json_object *value;
+        kvf_field_as_text name = kvf_field_name(fields, row->field);
+        status = kvf_field_find(fields, row->field, &value, NULL);
+        if (!status && !value && row->otherwise)
+            return kvf_fail(KVF_E_UNSUPPORTED, "%s%s is missing: %s, not supported for %.64s", fields->prefix,
+                            name.text, row->otherwise, fields->family);
+        if (status || !value || !row->values)
+            continue;
+        bool text = json_object_is_type(value, json_type_string);
+        const char *is = text ? json_object_get_string(value)
+                              : json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
+        if (!is || !kvf_config_is_among(is, row->values))
+            return kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %.60s, not supported for %.64s; supported: %s",
+                            fields->prefix, name.text, is ? is : "?", fields->family, row->values);
+    }
     return status;
 }
 
@@ -64,7 +100,8 @@ static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
                         inner ? config->fields.prefix : "", model_type);
     if (!config->options.name)
         config->options.name = outer ? outer : inner;
-    return KVF_OK;
+    status = choose_attention(config);
+    return status ? status : check_supported(config);
 }
 
 /* Whether something is kept in the model's own type whatever the cache's is: a state, or what an indexer keeps beside

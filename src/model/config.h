@@ -138,6 +138,7 @@ typedef struct kvf_layer_rule {
     uint32_t fallback;        /**< 0: the rule does not apply without its field */
     uint32_t second_fallback; /**< for KVF_RULE_OFFSET and KVF_RULE_PERIOD */
     uint32_t first_number;    /**< for KVF_RULE_NUMBERS: the number of the first layer */
+    bool whole;               /**< for KVF_RULE_PERIOD: the layers must make whole periods */
     kvf_keeps picked;
     kvf_keeps others;
 } kvf_layer_rule;
@@ -233,6 +234,13 @@ typedef struct kvf_window_latent {
     const char *rope; /**< elements that are */
 } kvf_window_latent;
 
+/** A field that must be given, or must have one of some values, because engines keep something else or disagree. */
+typedef struct kvf_supported_field {
+    const char *field;     /**< NULL: the end of a list of these */
+    const char *values;    /**< separated by spaces, as JSON writes them but for quotes; NULL: all */
+    const char *otherwise; /**< what a model without the field is; NULL: the field may be missing */
+} kvf_supported_field;
+
 /**
  * A family of models as data. Numbers are the family's defaults of fields that its published configurations leave out;
  * 0: the field is required.
@@ -255,9 +263,13 @@ typedef struct kvf_family {
     const char *shared_layers;   /**< number of last layers that use the cache of another layer */
     const char *draft_layers;    /**< by so many layers, which predict further tokens, lists may be longer */
     const char *unused;          /**< fields that seem to decide a size, and do not in this family */
-    bool window_switch_or;       /**< the default of `window_switch` */
-    bool last_is_full;           /**< the last layer has full attention, whatever the rules say */
-    bool null_kv_heads;          /**< null as the number of KV heads means as many as heads */
+    const char *latents_if;      /**< latents only if this flag is true, as it is by default */
+    const struct kvf_family *without_latents; /**< what the family is otherwise */
+    const char *loops; /**< tokens pass so many times through the layers, and leave a cache each time */
+    const kvf_supported_field *supported; /**< NULL: nothing is refused beforehand */
+    bool window_switch_or;                /**< the default of `window_switch` */
+    bool last_is_full;                    /**< the last layer has full attention, whatever the rules say */
+    bool null_kv_heads;                   /**< null as the number of KV heads means as many as heads */
 
     kvf_attention_kind attention;
     kvf_dtype dtype;

@@ -42,6 +42,15 @@ static const kvf_layer_rule window_above_28[] = {LAYER_TYPES, FULL_BELOW(28), AL
 static const kvf_layer_rule window_above_62[] = {LAYER_TYPES, FULL_BELOW(62), ALL_FULL, END};
 static const kvf_layer_rule window_above_80[] = {LAYER_TYPES, FULL_BELOW(80), ALL_FULL, END};
 
+/* The first time that tokens pass through the layers they attend to everything, then to a window. */
+static const kvf_layer_rule window_after_first_loop[] = {
+    {.kind = KVF_RULE_BELOW,
+     .field = "num_hidden_layers",
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_WINDOW},
+    END,
+};
+
 static const kvf_layer_rule window_but_every_2nd[] = {LAYER_TYPES, LAST_OF_EACH(NULL, 2, KVF_KEEPS_WINDOW),
                                                       END};
 
@@ -94,6 +103,25 @@ static const kvf_layer_rule chunks_with_rope[] = {
 static const kvf_layer_rule state_but_every_4th[] = {
     LAYER_TYPES,
     LAST_OF_EACH("full_attention_interval", 4, KVF_KEEPS_STATE),
+    END,
+};
+
+/* What layers after the last whole group keep, engines do not agree on. */
+static const kvf_layer_rule delta_but_last_of_group[] = {
+    {.kind = KVF_RULE_PERIOD,
+     .field = "layer_group_size",
+     .whole = true,
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_STATE},
+    END,
+};
+
+static const kvf_layer_rule delta_but_listed[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_NUMBERS,
+     .field = "full_attention_layers",
+     .picked = KVF_KEEPS_FULL,
+     .others = KVF_KEEPS_STATE},
     END,
 };
 
@@ -264,6 +292,15 @@ static const kvf_state_fields gated_delta = {.kind = KVF_STATE_GDN,
                                              .groups = "linear_num_key_heads",
                                              .state_size = "linear_key_head_dim"};
 
+/* The only engine with GigaChat 3.5 keeps this state in single precision. */
+static const kvf_state_fields gigachat_delta = {.kind = KVF_STATE_GDN,
+                                                .conv = "linear_conv_kernel_dim",
+                                                .heads = "linear_num_value_heads",
+                                                .head_dim = "linear_value_head_dim",
+                                                .groups = "linear_num_key_heads",
+                                                .state_size = "linear_key_head_dim",
+                                                .dtype = KVF_DTYPE_F32};
+
 /* Engines keep this state in single precision whatever the model's type is. */
 static const kvf_state_fields kimi_delta = {
     .kind = KVF_STATE_KDA,
@@ -271,6 +308,19 @@ static const kvf_state_fields kimi_delta = {
     .heads = "linear_attn_config.num_heads|linear_num_heads",
     .head_dim = "linear_attn_config.head_dim|linear_head_dim",
     .dtype = KVF_DTYPE_F32};
+
+static const kvf_state_fields bailing_delta = {.kind = KVF_STATE_KDA,
+                                               .conv = "short_conv_kernel_size",
+                                               .heads = "num_attention_heads",
+                                               .head_dim = "head_dim",
+                                               .dtype = KVF_DTYPE_F32};
+
+/* Keys and values have the same number and width: a file that says otherwise contradicts itself. */
+static const kvf_state_fields alice_delta = {.kind = KVF_STATE_KDA,
+                                             .conv = "linear_conv_kernel_dim",
+                                             .heads = "linear_num_key_heads|linear_num_value_heads",
+                                             .head_dim = "linear_key_head_dim|linear_value_head_dim",
+                                             .dtype = KVF_DTYPE_F32};
 
 /* A state's convolution is not the only one: words of n tokens are embedded and spread by another. */
 static const kvf_stream_conv_fields ngram_conv = {.layers = "ple_layer_ids",
@@ -398,6 +448,12 @@ static const kvf_other_heads gemma4_full = {.keeps = KVF_KEEPS_FULL,
                                             .head_dim = "global_head_dim",
                                             .head_dim_or = 512};
 
+/* Always, without a flag. */
+static const kvf_other_heads diffusion_full = {.keeps = KVF_KEEPS_FULL,
+                                               .kv_heads = "num_global_key_value_heads",
+                                               .head_dim = "global_head_dim",
+                                               .head_dim_or = 512};
+
 static const kvf_other_heads mimo_window = {.keeps = KVF_KEEPS_WINDOW,
                                             .query_heads = "swa_num_attention_heads",
                                             .kv_heads = "swa_num_key_value_heads",
@@ -424,6 +480,58 @@ static const kvf_other_heads inkling_window = {.keeps = KVF_KEEPS_WINDOW,
                                                .kv_heads = "swa_num_key_value_heads",
                                                .head_dim = "swa_head_dim"};
 
+/* ---- what is refused ------------------------------------------------------------------------- */
+
+/* Lightning attention goes by the same name; one engine keeps its state in the model's type, another in F32. */
+static const kvf_supported_field bailing_supported[] = {
+    {.field = "short_conv_kernel_size", .otherwise = "a model with lightning attention"},
+    {.field = "use_mla_nope", .values = "false"},
+    {.field = "full_attention_type", .values = "mla"},
+    {0},
+};
+
+static const kvf_supported_field gigachat_supported[] = {
+    {.field = "linear_attention_type", .values = "Qwen3NextGatedDeltaNet"},
+    {0},
+};
+
+/* Engines have different defaults. */
+static const kvf_supported_field loops_given[] = {
+    {.field = "loop_num", .otherwise = "an unknown number of loops"},
+    {0},
+};
+
+/* Engines see by these fields that a model has no latents. */
+static const kvf_supported_field no_parts_of_heads[] = {
+    {.field = "qk_nope_head_dim", .values = "0", .otherwise = "heads in two parts without a latent"},
+    {.field = "qk_rope_head_dim", .values = "0", .otherwise = "heads in two parts without a latent"},
+    {0},
+};
+
+/* The old name of Falcon's larger models, and their only width: by it engines know that the KV heads count. */
+static const kvf_supported_field large_only[] = {
+    {.field = "hidden_size|n_embed", .values = "8192"},
+    {0},
+};
+
+/* Wrappers with the fields of a language model that may have windows, which no engine reads here. */
+static const kvf_supported_field no_windows[] = {
+    {.field = "use_sliding_window", .values = "false"},
+    {0},
+};
+
+/* In both directions, only part of the window is behind a token. */
+static const kvf_supported_field one_direction[] = {
+    {.field = "use_bidirectional_attention", .values = "vision"},
+    {0},
+};
+
+/* More loops may share a cache, or not, and not in all layers. */
+static const kvf_supported_field one_loop[] = {
+    {.field = "n_recurrent_loops", .values = "1"},
+    {0},
+};
+
 /* ---- families -------------------------------------------------------------------------------- */
 
 /* Gemma 4, whose classes differ in the window. */
@@ -442,13 +550,19 @@ static const kvf_other_heads inkling_window = {.keeps = KVF_KEEPS_WINDOW,
         .state = &four_convs, .unused = "number_of_conv_states", .head_dim = (head), .window = 512           \
     }
 
+/* The small language models of DeepSeek-OCR and DeepSeek VL 2, which have the name of those with latents. */
+static const kvf_family deepseek_heads = {.attention = KVF_ATTENTION_HEADS,
+                                          .layers = all_full,
+                                          .supported = no_parts_of_heads,
+                                          .unused = "use_mla kv_lora_rank q_lora_rank v_head_dim"};
+
 static const kvf_family families[] = {
     /* Multi-head, grouped-query and multi-query attention, the same in every layer. */
     {.model_types =
          "llama granite granitemoe granitemoeshared olmo olmo2 olmoe flex_olmo cohere phi arcee apertus "
          "hyperclovax jais2 nanochat aria_text deepseek_ocr2_text hunyuan_v1_dense hunyuan_v1_moe "
          "hunyuan_vl_text gpt_neox gpt_neox_japanese opt biogpt persimmon diffllama internlm2 baichuan "
-         "xverse",
+         "xverse telechat3 TeleFLM",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .kv_heads = KVF_AS_MANY_AS_HEADS},
@@ -458,6 +572,38 @@ static const kvf_family families[] = {
          "param2moe bailing_moe bailing_moe_v2 PanguEmbedded",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full},
+    {.model_types = "sdar sdar_moe llada2_moe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .unused = "block_size"},
+    {.model_types = "k2_horizon xllm",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .unused = "rope_head_dim"},
+    {.model_types = "nanbeige",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .kv_heads = KVF_AS_MANY_AS_HEADS,
+     .loops = "num_loops"},
+    {.model_types = "iquestloopcoder",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_after_first_loop,
+     .window_names = "loop_window_size",
+     .window = 64,
+     .loops = "loop_num",
+     .supported = loops_given},
+    {.model_types = "molmo molmo2_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .null_kv_heads = true,
+     .unused = "embedding_size rope_scaling_layers"},
+    {.model_types = "Keye KeyeVL1_5 minicpmv minicpmo kimi_audio",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .supported = no_windows,
+     .unused = "sliding_window dim_model_base patch_size image_size vision_batch_size "
+               "drop_vision_last_layer chunk_input audio_chunk_length kimia_mimo_layers "
+               "kimia_mimo_transformer_from_layer_index kimia_adaptor_input_dim"},
     {.model_types = "qwen3_vl_moe_text glm4v_text bitnet",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
@@ -484,6 +630,18 @@ static const kvf_family families[] = {
      .one_kv_head = "multi_query",
      .kv_heads = KVF_AS_MANY_AS_HEADS},
     {.model_types = "falcon",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &falcon_names,
+     .one_kv_head = "multi_query",
+     .one_kv_head_not = "new_decoder_architecture",
+     .kv_heads = KVF_AS_MANY_AS_HEADS},
+    {.model_types = "RefinedWeb",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &falcon_names,
+     .supported = large_only},
+    {.model_types = "RefinedWebModel",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .names = &falcon_names,
@@ -547,7 +705,7 @@ static const kvf_family families[] = {
      .kv_heads = KVF_AS_MANY_AS_HEADS},
 
     /* One window for all layers, or none. */
-    {.model_types = "mistral ministral",
+    {.model_types = "mistral ministral voxtral_realtime_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
      .null_kv_heads = true,
@@ -556,6 +714,11 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_window,
      .null_kv_heads = true},
+    {.model_types = "phi4mm",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_window,
+     .unused = "embd_layer embd_layer.image_embd_layer embd_layer.image_embd_layer.crop_size "
+               "embd_layer.audio_embd_layer speech_lora.layer vision_lora.layer"},
     {.model_types = "starcoder2 qwen3_omni_moe_text", .attention = KVF_ATTENTION_HEADS, .layers = all_window},
     {.model_types = "ministral3",
      .attention = KVF_ATTENTION_HEADS,
@@ -686,6 +849,14 @@ static const kvf_family families[] = {
      .shared_layers_or = 15},
     GEMMA_4("gemma4 gemma4_text", 512),
     GEMMA_4("gemma4_unified gemma4_unified_text", 1024),
+    {.model_types = "diffusion_gemma diffusion_gemma_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_6th,
+     .other = &diffusion_full,
+     .supported = one_direction,
+     .last_is_full = true,
+     .head_dim = 256,
+     .window = 512},
     {.model_types = "gpt_oss",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_but_every_2nd,
@@ -725,6 +896,19 @@ static const kvf_family families[] = {
      .layers = window_but_first_of_4,
      .kv_heads = KVF_AS_MANY_AS_HEADS,
      .window = 128},
+    {.model_types = "spark2_5",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_4th,
+     .unused = "headwise_attn_output_gate",
+     .head_dim = 256,
+     .window = 512},
+    {.model_types = "dory",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .supported = one_loop,
+     .unused = "n_input_layers n_recurrent_layers n_output_layers recurrent_kv_cache_mode",
+     .head_dim = 256,
+     .window = 1024},
     {.model_types = "exaone4 exaone_moe",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_but_every_4th,
@@ -766,7 +950,13 @@ static const kvf_family families[] = {
      .chunk = 8192},
 
     /* One latent for all heads; with an indexer key where there is an index_head_dim, or always. */
-    {.model_types = "deepseek_v2 deepseek_v3 kimi_k2 kimi_vl dots_vlm pangu_ultra_moe sarvam_mla "
+    {.model_types = "deepseek_v2",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = all_full,
+     .indexer = &index_keys,
+     .latents_if = "use_mla",
+     .without_latents = &deepseek_heads},
+    {.model_types = "deepseek_v3 kimi_k2 kimi_vl dots_vlm pangu_ultra_moe sarvam_mla "
                     "glm4_moe_lite axk1 mistral4 youtu",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
@@ -854,7 +1044,8 @@ static const kvf_family families[] = {
      .unused = "hybrid_layer_ids adapter_rank lora_rank kv_channels num_query_groups num_mem_blocks "
                "conv_dimension expansion_factor state_size use_shared_attention_adapter",
      .state = &zamba_mamba2},
-    {.model_types = "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text",
+    {.model_types = "qwen3_next qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text "
+                    "interns2_mobius interns2_mobius_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = state_but_every_4th,
      .head_dim = 256,
@@ -882,6 +1073,23 @@ static const kvf_family families[] = {
      .layers = listed_from_1,
      .state = &kimi_delta,
      .indexer = &index_keys},
+    {.model_types = "bailing_hybrid bailing_moe_v3_vl",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = delta_but_last_of_group,
+     .state = &bailing_delta,
+     .supported = bailing_supported,
+     .unused = "num_key_value_heads group_norm_size max_window_layers"},
+    {.model_types = "gigachat3_5",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = delta_but_listed,
+     .state = &gigachat_delta,
+     .supported = gigachat_supported,
+     .unused = "head_dim num_key_value_heads"},
+    {.model_types = "alice_ai",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .state = &alice_delta,
+     .unused = "block_attn_res_block_size"},
     {.model_types = "glm5_next glm5_next_text",
      .attention = KVF_ATTENTION_LATENT,
      .layers = delta_but_every_4th,

@@ -320,6 +320,11 @@ static kvf_status apply_period(kvf_config *config, const kvf_layer_rule *rule, b
         status = kvf_field_number(&config->fields, rule->second, 0, KVF_MODEL_MAX_LAYERS, &given, &end);
     if (status || period == 0)
         return status;
+    if (rule->whole && config->layer_count % period)
+        return kvf_fail(KVF_E_UNSUPPORTED,
+                        "%s%s is %u, which does not divide the %u layers: what those after the last whole "
+                        "group keep is not known",
+                        config->fields.prefix, rule->field, period, config->layer_count);
     *applied = true;
     for (uint32_t i = 0; i < config->layer_count; i++)
         config->keeps[i] = (i + 1) % period == 0 || i >= end ? rule->picked : rule->others;
@@ -548,14 +553,26 @@ static kvf_status check_known(const kvf_config *config) {
     return KVF_OK;
 }
 
+/* How many layers of the description each layer of the model is. */
+static kvf_status read_times(const kvf_config *config, uint32_t *times) {
+    const kvf_family *family = config->family;
+    bool given;
+    *times = family->caches ? family->caches : 1;
+    if (!family->loops)
+        return KVF_OK;
+    return kvf_field_number(&config->fields, family->loops, 1, KVF_MODEL_MAX_LAYERS, &given, times);
+}
+
 kvf_status kvf_config_read_layers(kvf_config *config) {
     bool given;
     uint32_t count = 0;
+    uint32_t times = 1;
     const char *names = kvf_family_names(config->family)->layers;
     kvf_status status = kvf_field_number(&config->fields, names, 1, KVF_MODEL_MAX_LAYERS, &given, &count);
+    if (!status)
+        status = read_times(config, &times);
     if (!status && given)
-        status = settle_count(config, names,
-                              (size_t)count * (config->family->caches ? config->family->caches : 1));
+        status = settle_count(config, names, (size_t)count * times);
     if (!status)
         status = read_spans(config);
 

@@ -70,8 +70,8 @@ static const char *const size_words[] = {
 };
 
 /* Inner objects that do not describe the cache. */
-static const char *const other_objects[] = {"vision", "visual",       "vq_config", "audio",
-                                            "rope",   "quantization", "label",     "generation"};
+static const char *const other_objects[] = {"vision", "visual", "vq_config",    "audio", "tts",
+                                            "slice",  "rope",   "quantization", "label", "generation"};
 
 static bool has_word(const char *name, const char *const *words, size_t count) {
     for (size_t i = 0; i < count; i++)
@@ -140,6 +140,12 @@ static bool is_of_other_heads(const kvf_other_heads *other, const char *name) {
                      is_one(name, other->v_head_dim));
 }
 
+static bool is_supported_only(const kvf_supported_field *row, const char *name) {
+    while (row && row->field && strcmp(row->field, name) != 0)
+        row++;
+    return row && row->field;
+}
+
 static bool is_of_family(const kvf_config *config, const char *name) {
     const kvf_family *family = config->family;
     const kvf_size_names *names = kvf_family_names(family);
@@ -153,7 +159,8 @@ static bool is_of_family(const kvf_config *config, const char *name) {
             return true;
     if (is_one(name, family->window_switch) || is_one(name, family->v_head_dim) ||
         is_one(name, family->one_kv_head) || is_one(name, family->one_kv_head_not) ||
-        is_one(name, family->shared_layers))
+        is_one(name, family->shared_layers) || is_one(name, family->loops) ||
+        is_supported_only(family->supported, name))
         return true;
     const kvf_indexer_fields *indexer = family->indexer;
     if (indexer &&

@@ -148,6 +148,73 @@ static const struct {
                          "\"max_window_layers\": 62" BF16,
      "full", 32, 32, 128, 0},
     {TYPE("cohere_compass_text") LARGE BF16, "full", 32, 32, 128, 0},
+    {TYPE("voxtral_realtime_text") LARGE ", \"num_key_value_heads\": 8, \"sliding_window\": 8192" BF16, "swa",
+     32, 8, 128, 8192},
+    {TYPE("phi4mm") LARGE
+     ", \"num_key_value_heads\": 8, \"sliding_window\": 262144, \"embd_layer\": {\"embedding_cls\": "
+     "\"image_audio\", \"image_embd_layer\": {\"crop_size\": 448, \"use_hd_transform\": true}, "
+     "\"audio_embd_layer\": {\"compression_rate\": 8}}, \"speech_lora\": {\"layer\": \"layers.*\", \"r\": "
+     "320}, "
+     "\"vision_lora\": {\"layer\": \"layers.*\", \"r\": 256}" BF16,
+     "swa", 32, 8, 128, 262144},
+    /* models that write several tokens at once, and wrappers that are flat */
+    {TYPE("sdar") LARGE ", \"num_key_value_heads\": 8, \"head_dim\": 160, \"block_size\": 4, "
+                        "\"use_sliding_window\": false, \"max_window_layers\": 36" BF16,
+     "full", 32, 8, 160, 0},
+    {TYPE("sdar_moe") LARGE ", \"num_key_value_heads\": 4, \"num_experts\": 128" BF16, "full", 32, 4, 128, 0},
+    {TYPE("llada2_moe") LARGE ", \"num_key_value_heads\": 4, \"head_dim\": 160, \"n_group\": 8" BF16, "full",
+     32, 4, 160, 0},
+    {TYPE("minicpmv") LARGE
+     ", \"num_key_value_heads\": 4, \"query_num\": 64, \"image_size\": 448, \"patch_size\": 14, "
+     "\"drop_vision_last_layer\": false, \"slice_config\": {\"max_slice_nums\": 9, \"patch_size\": 14}, "
+     "\"use_sliding_window\": false, \"sliding_window\": 131072, \"max_window_layers\": 28, "
+     "\"vision_batch_size\": 16, \"vision_config\": {\"hidden_size\": 1152}" BF16,
+     "full", 32, 4, 128, 0},
+    {TYPE("minicpmo") LARGE
+     ", \"num_key_value_heads\": 4, \"audio_chunk_length\": 1.0, \"chunk_input\": true, "
+     "\"tts_config\": {\"llm_dim\": 3584, \"num_layers\": 20}, \"audio_config\": {\"d_model\": 1024}" BF16,
+     "full", 32, 4, 128, 0},
+    {TYPE("Keye") LARGE ", \"num_key_value_heads\": 8, \"head_dim\": 160, \"sliding_window\": null, "
+                        "\"use_sliding_window\": false, \"max_window_layers\": 36" BF16,
+     "full", 32, 8, 160, 0},
+    {TYPE("KeyeVL1_5") LARGE ", \"num_key_value_heads\": 8" BF16, "full", 32, 8, 128, 0},
+    {TYPE("kimi_audio") LARGE ", \"num_key_value_heads\": 4, \"kimia_mimo_layers\": 6, "
+                              "\"kimia_adaptor_input_dim\": 5120, \"use_sliding_window\": false, "
+                              "\"kimia_mimo_transformer_from_layer_index\": 21" BF16,
+     "full", 32, 4, 128, 0},
+    {TYPE("molmo") LARGE ", \"num_key_value_heads\": null, \"embedding_size\": 152064, "
+                         "\"layer_norm_type\": \"rms\", \"clip_qkv\": null" BF16,
+     "full", 32, 32, 128, 0},
+    {"{\"model_type\": \"molmo2\", \"text_config\": " TYPE("molmo2_text") LARGE
+     ", \"num_key_value_heads\": 8, \"head_dim\": 160, \"rope_scaling_layers\": [0, 1]}" BF16,
+     "full", 32, 8, 160, 0},
+    {TYPE("telechat3") LARGE ", \"num_key_value_heads\": 8, \"head_dim\": 160" BF16, "full", 32, 8, 160, 0},
+    {TYPE("TeleFLM") LARGE ", \"use_mup\": true, \"mup_scale_factor\": 8.0" BF16, "full", 32, 32, 128, 0},
+    {TYPE("k2_horizon") LARGE ", \"num_key_value_heads\": 8, \"head_dim\": 160, \"rope_head_dim\": 64, "
+                              "\"layernorm_num_groups\": 8, \"mova_num_experts\": 4" BF16,
+     "full", 32, 8, 160, 0},
+    {TYPE("xllm") LARGE ", \"num_key_value_heads\": 8, \"num_values\": 4" BF16, "full", 32, 8, 128, 0},
+    {TYPE("RefinedWebModel") ", \"n_layer\": 32, \"hidden_size\": 4544, \"n_head\": 71, "
+                             "\"multi_query\": true, \"parallel_attn\": true" BF16,
+     "full", 32, 1, 64, 0},
+    {TYPE("RefinedWeb") ", \"n_layer\": 60, \"hidden_size\": 8192, \"n_head\": 128, \"n_head_kv\": 8, "
+                        "\"multi_query\": true" BF16,
+     "full", 60, 8, 64, 0},
+    /* tokens that pass through the layers more than once */
+    {TYPE("nanbeige") LARGE ", \"num_key_value_heads\": 8, \"num_loops\": 2" BF16, "full", 64, 8, 128, 0},
+    {TYPE("nanbeige") LARGE ", \"num_key_value_heads\": 8" BF16, "full", 32, 8, 128, 0},
+    /* DeepSeek's small language models, of DeepSeek-OCR and VL 2 Tiny, have heads: 1280 / 10 */
+    {"{\"model_type\": \"deepseek_vl_v2\", \"language_config\": " TYPE(
+         "deepseek_v2") ", \"num_hidden_layers\": 12, \"hidden_size\": 1280, \"num_attention_heads\": 10, "
+                        "\"num_key_value_heads\": 10, \"use_mla\": false, \"kv_lora_rank\": null, "
+                        "\"q_lora_rank\": null, "
+                        "\"qk_nope_head_dim\": 0, \"qk_rope_head_dim\": 0, \"v_head_dim\": 0, \"n_group\": "
+                        "1}" BF16,
+     "full", 12, 10, 128, 0},
+    {"{\"model_type\": \"alpamayo2_super\", \"expert_config\": {\"hidden_size\": 1024}, \"vlm_config\": "
+     "{\"model_type\": \"qwen3_vl\", \"text_config\": " TYPE("qwen3_vl_text") LARGE
+     ", \"num_key_value_heads\": 8, \"head_dim\": 160}}" BF16,
+     "full", 32, 8, 160, 0},
 };
 
 static void layers_have_the_heads_of_their_family(void **state) {
@@ -183,6 +250,84 @@ static void dots_1_has_windows_from_a_layer_on(void **state) {
     assert_group(model, 1, "swa", 30, 2, 32, 128);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 4096);
     kvf_model_free(model);
+}
+
+/* The first time through the layers, tokens attend to everything; the other times, to a window. */
+static void loops_after_the_first_have_windows(void **state) {
+    (void)state;
+    kvf_model *model =
+        read_model(TYPE("iquestloopcoder") LARGE ", \"num_key_value_heads\": 8, \"loop_num\": 2" BF16);
+    assert_int_equal(kvf_model_layer_count(model), 64);
+    assert_group(model, 0, "full", 0, 32, 8, 128);
+    assert_group(model, 1, "swa", 32, 32, 8, 128);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 64);
+    kvf_model_free(model);
+    model = read_model(TYPE("iquestloopcoder") LARGE
+                       ", \"num_key_value_heads\": 8, \"loop_num\": 3, \"loop_window_size\": 128" BF16);
+    assert_group(model, 0, "full", 0, 32, 8, 128);
+    assert_group(model, 1, "swa", 32, 64, 8, 128);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 128);
+    kvf_model_free(model);
+    assert_refused(TYPE("iquestloopcoder") LARGE ", \"num_key_value_heads\": 8" BF16, KVF_E_UNSUPPORTED,
+                   "loop_num is missing: an unknown number of loops, not supported for iquestloopcoder");
+}
+
+static void spark_and_dory_have_windows_in_most_layers(void **state) {
+    (void)state;
+    kvf_model *model = read_model(TYPE("spark2_5") ", \"num_hidden_layers\": 28, \"hidden_size\": 2048, "
+                                                   "\"num_attention_heads\": 8, \"num_key_value_heads\": 2, "
+                                                   "\"headwise_attn_output_gate\": true" BF16);
+    assert_group(model, 0, "full", 3, 7, 2, 256);
+    assert_group(model, 1, "swa", 0, 21, 2, 256);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 512);
+    kvf_model_free(model);
+#define DORY(fields)                                                                                         \
+    TYPE("dory")                                                                                             \
+    ", \"num_hidden_layers\": 4, \"hidden_size\": 2560, \"num_attention_heads\": 16, "                       \
+    "\"num_key_value_heads\": 4, \"layer_types\": [\"sliding_attention\", \"mlp\", \"full_attention\", "     \
+    "\"mlp\"], \"n_input_layers\": 1, \"n_recurrent_layers\": 2" fields BF16
+    model = read_model(DORY(", \"n_recurrent_loops\": 1"));
+    assert_group(model, 0, "full", 2, 1, 4, 256);
+    assert_group(model, 1, "swa", 0, 1, 4, 256);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 1024);
+    kvf_model_free(model);
+    assert_refused(DORY(", \"n_recurrent_loops\": 4"), KVF_E_UNSUPPORTED,
+                   "n_recurrent_loops is 4, not supported for dory; supported: 1");
+}
+
+#define DIFFUSION(fields)                                                                                    \
+    "{\"model_type\": \"diffusion_gemma\", \"text_config\": " TYPE(                                          \
+        "diffusion_gemma_text") ", \"num_hidden_layers\": 12, \"hidden_size\": 2304, "                       \
+                                "\"num_attention_heads\": 8, "                                               \
+                                "\"num_key_value_heads\": 4, \"global_head_dim\": 512, "                     \
+                                "\"num_global_key_value_heads\": 2" fields "}" BF16
+
+/* The KV heads of layers without a window count without Gemma 4's flag. */
+static void diffusion_gemma_has_other_heads_without_a_flag(void **state) {
+    (void)state;
+    kvf_model *model = read_model(DIFFUSION(", \"use_bidirectional_attention\": \"vision\""));
+    assert_group(model, 0, "full", 5, 2, 2, 512);
+    assert_group(model, 1, "swa", 0, 10, 4, 256);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 512);
+    kvf_model_free(model);
+    assert_refused(DIFFUSION(", \"use_bidirectional_attention\": \"all\""), KVF_E_UNSUPPORTED,
+                   "text_config.use_bidirectional_attention is all, not supported for diffusion_gemma_text");
+}
+
+static void what_a_family_may_not_have_is_refused_by_name(void **state) {
+    (void)state;
+    assert_refused(TYPE("minicpmv") LARGE ", \"num_key_value_heads\": 8, \"use_sliding_window\": true" BF16,
+                   KVF_E_UNSUPPORTED,
+                   "use_sliding_window is true, not supported for minicpmv; supported: false");
+    assert_refused(TYPE("deepseek_v2") LARGE
+                   ", \"num_key_value_heads\": 8, \"use_mla\": false, \"qk_rope_head_dim\": 64" BF16,
+                   KVF_E_UNSUPPORTED,
+                   "qk_nope_head_dim is missing: heads in two parts without a latent, not supported");
+    assert_refused(TYPE("deepseek_v2") LARGE ", \"num_key_value_heads\": 8, \"use_mla\": false, "
+                                             "\"qk_nope_head_dim\": 0, \"qk_rope_head_dim\": 64" BF16,
+                   KVF_E_UNSUPPORTED, "qk_rope_head_dim is 64, not supported for deepseek_v2; supported: 0");
+    assert_refused(TYPE("RefinedWeb") ", \"n_layer\": 32, \"hidden_size\": 4544, \"n_head\": 71" BF16,
+                   KVF_E_UNSUPPORTED, "hidden_size is 4544, not supported for RefinedWeb; supported: 8192");
 }
 
 /* ---- latents --------------------------------------------------------------------------------- */
@@ -286,15 +431,146 @@ static void zamba_2_has_a_state_in_every_layer_and_attention_in_some(void **stat
     assert_refused(ZAMBA(""), KVF_E_INVALID, "head_dim is missing, and so is attention_hidden_size");
 }
 
+static void assert_state(const kvf_model *model, uint32_t g, uint32_t first_layer, uint32_t layer_count,
+                         uint32_t rows, uint32_t keys, uint32_t values, uint32_t heads, uint32_t cell,
+                         kvf_dtype dtype) {
+    const kvf_group_desc *group = kvf_model_group(model, g);
+    assert_non_null(group);
+    assert_int_equal(group->layers[0], first_layer);
+    assert_int_equal(group->layer_count, layer_count);
+    assert_int_equal(group->part_count, 4);
+    for (uint32_t p = 0; p < 3; p++) {
+        assert_int_equal(group->parts[p].units, p < 2 ? keys : values);
+        assert_int_equal(group->parts[p].rows_per_step, rows);
+        assert_int_equal(group->parts[p].dtype, KVF_DTYPE_BF16);
+    }
+    assert_int_equal(group->parts[3].units, heads);
+    assert_int_equal(group->parts[3].cell_elements, cell);
+    assert_int_equal(group->parts[3].dtype, dtype);
+}
+
+#define BAILING(fields)                                                                                      \
+    "{\"model_type\": \"bailing_hybrid\", \"hidden_size\": 2048, \"num_attention_heads\": 16, "              \
+    "\"num_key_value_heads\": 4, \"head_dim\": 128, \"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64, "       \
+    "\"qk_nope_head_dim\": 128, \"v_head_dim\": 128, \"q_lora_rank\": null, \"group_norm_size\": 1, "        \
+    "\"max_window_layers\": 20, \"n_group\": 8, \"num_nextn_predict_layers\": 1" fields BF16
+#define SHORT_CONV ", \"short_conv_kernel_size\": 4"
+
+/* 20 layers in groups of 5: four with latents of 512 + 64; the others with 16 heads, 128 x 128 each, in F32, and three
+ * convolutions over 16 x 128 channels. */
+static void ling_3_has_latents_in_the_last_layer_of_each_group(void **state) {
+    (void)state;
+    static const char ling[] = BAILING(SHORT_CONV ", \"num_hidden_layers\": 20, \"layer_group_size\": 5");
+    char json[1024];
+    for (size_t i = 0; i < 2; i++) {
+        (void)snprintf(json, sizeof json,
+                       i ? "{\"model_type\": \"bailing_moe_v3_vl\", \"text_config\": %s}" : "%s", ling);
+        kvf_model *model = read_model(json);
+        assert_int_equal(kvf_model_group_count(model), 2);
+        const kvf_group_desc *group = kvf_model_group(model, 0);
+        assert_int_equal(group->layer_count, 4);
+        assert_int_equal(group->layers[0], 4);
+        assert_int_equal(group->part_count, 1);
+        assert_int_equal(group->parts[0].cell_elements, 576);
+        assert_state(model, 1, 0, 16, 3, 2048, 2048, 16, 16384, KVF_DTYPE_F32);
+        kvf_model_free(model);
+    }
+}
+
+static void other_models_of_ling_are_refused_by_name(void **state) {
+    (void)state;
+    assert_refused(BAILING(", \"num_hidden_layers\": 20, \"layer_group_size\": 5"), KVF_E_UNSUPPORTED,
+                   "short_conv_kernel_size is missing: a model with lightning attention, not supported");
+    assert_refused(BAILING(SHORT_CONV ", \"num_hidden_layers\": 21, \"layer_group_size\": 5"),
+                   KVF_E_UNSUPPORTED, "layer_group_size is 5, which does not divide the 21 layers");
+    assert_refused(BAILING(SHORT_CONV ", \"num_hidden_layers\": 20"), KVF_E_INVALID,
+                   "layer_group_size is missing");
+    assert_refused(BAILING(SHORT_CONV ", \"num_hidden_layers\": 2, \"layer_group_size\": [1, 0]"),
+                   KVF_E_INVALID, "layer_group_size is [1,0]");
+    assert_refused(
+        BAILING(SHORT_CONV ", \"num_hidden_layers\": 20, \"layer_group_size\": 5, \"use_mla_nope\": true"),
+        KVF_E_UNSUPPORTED, "use_mla_nope is true, not supported for bailing_hybrid");
+    assert_refused(
+        BAILING(SHORT_CONV
+                ", \"num_hidden_layers\": 20, \"layer_group_size\": 5, \"full_attention_type\": \"mha\""),
+        KVF_E_UNSUPPORTED, "full_attention_type is mha, not supported for bailing_hybrid; supported: mla");
+}
+
+#define GDN                                                                                                  \
+    ", \"linear_conv_kernel_dim\": 4, \"linear_num_key_heads\": 8, \"linear_key_head_dim\": 64, "            \
+    "\"linear_num_value_heads\": 16, \"linear_value_head_dim\": 128"
+
+/* Convolutions over 8 x 64 channels of keys and 16 x 128 of values; 16 heads of 128 x 64 in F32. */
+static void gigachat_3_5_has_latents_and_a_gated_delta_net(void **state) {
+    (void)state;
+#define GIGA(fields)                                                                                         \
+    "{\"model_type\": \"gigachat3_5\", \"num_hidden_layers\": 4, \"hidden_size\": 1280, "                    \
+    "\"num_attention_heads\": 16, \"num_key_value_heads\": 16, \"head_dim\": 64, \"kv_lora_rank\": 512, "    \
+    "\"qk_rope_head_dim\": 64, \"q_lora_rank\": 1536, \"layernorm_type\": \"pre_post\"" GDN fields BF16
+    static const char *const listed[] = {
+        GIGA(", \"layer_types\": [\"linear_attention\", \"linear_attention\", \"full_attention\", "
+             "\"linear_attention\"]"),
+        GIGA(", \"full_attention_layers\": [2], \"linear_attention_type\": \"Qwen3NextGatedDeltaNet\"")};
+    for (size_t i = 0; i < 2; i++) {
+        kvf_model *model = read_model(listed[i]);
+        const kvf_group_desc *group = kvf_model_group(model, 0);
+        assert_int_equal(group->layers[0], 2);
+        assert_int_equal(group->layer_count, 1);
+        assert_int_equal(group->parts[0].cell_elements, 576);
+        assert_state(model, 1, 0, 3, 3, 512, 2048, 16, 8192, KVF_DTYPE_F32);
+        kvf_model_free(model);
+    }
+    assert_refused(GIGA(", \"full_attention_layers\": [2], \"linear_attention_type\": \"Mamba2\""),
+                   KVF_E_UNSUPPORTED, "linear_attention_type is Mamba2, not supported for gigachat3_5");
+}
+
+/* As many key heads as value heads: convolutions over 16 x 128 channels, 16 heads of 128 x 128 in F32. */
+static void alice_ai_has_kv_heads_and_a_delta_state(void **state) {
+    (void)state;
+#define ALICE(fields)                                                                                        \
+    "{\"model_type\": \"alice_ai\", \"num_hidden_layers\": 4, \"hidden_size\": 2048, "                       \
+    "\"num_attention_heads\": 16, \"num_key_value_heads\": 2, \"head_dim\": 256, "                           \
+    "\"block_attn_res_block_size\": 2, \"layer_types\": [\"linear_attention\", \"linear_attention\", "       \
+    "\"linear_attention\", \"full_attention\"], \"linear_conv_kernel_dim\": 4, "                             \
+    "\"linear_num_key_heads\": 16, \"linear_key_head_dim\": 128" fields BF16
+    kvf_model *model = read_model(ALICE(", \"linear_num_value_heads\": 16, \"linear_value_head_dim\": 128"));
+    assert_group(model, 0, "full", 3, 1, 2, 256);
+    assert_state(model, 1, 0, 3, 3, 2048, 2048, 16, 16384, KVF_DTYPE_F32);
+    kvf_model_free(model);
+    assert_refused(ALICE(", \"linear_num_value_heads\": 32, \"linear_value_head_dim\": 128"), KVF_E_INVALID,
+                   "linear_num_value_heads");
+}
+
+static void interns_2_mobius_is_like_qwen_3_5(void **state) {
+    (void)state;
+    kvf_model *model = read_model(
+        "{\"model_type\": \"interns2_mobius\", \"text_config\": {\"model_type\": \"interns2_mobius_text\", "
+        "\"num_hidden_layers\": 4, \"hidden_size\": 2048, \"num_attention_heads\": 16, "
+        "\"num_key_value_heads\": 2, \"head_dim\": 256, \"num_blocks\": 4, "
+        "\"full_attention_interval\": 4" GDN "}" BF16);
+    assert_group(model, 0, "full", 3, 1, 2, 256);
+    assert_state(model, 1, 0, 3, 3, 512, 2048, 16, 8192, KVF_DTYPE_BF16);
+    kvf_model_free(model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(layers_have_the_heads_of_their_family),
         cmocka_unit_test(a_family_without_a_public_class_needs_its_kv_heads),
         cmocka_unit_test(dots_1_has_windows_from_a_layer_on),
+        cmocka_unit_test(loops_after_the_first_have_windows),
+        cmocka_unit_test(spark_and_dory_have_windows_in_most_layers),
+        cmocka_unit_test(diffusion_gemma_has_other_heads_without_a_flag),
+        cmocka_unit_test(what_a_family_may_not_have_is_refused_by_name),
         cmocka_unit_test(latents_are_those_of_deepseek),
         cmocka_unit_test(blocks_have_kv_heads_of_their_own_or_no_attention),
         cmocka_unit_test(blocks_that_say_too_little_or_too_much_are_refused),
         cmocka_unit_test(zamba_2_has_a_state_in_every_layer_and_attention_in_some),
+        cmocka_unit_test(ling_3_has_latents_in_the_last_layer_of_each_group),
+        cmocka_unit_test(other_models_of_ling_are_refused_by_name),
+        cmocka_unit_test(gigachat_3_5_has_latents_and_a_gated_delta_net),
+        cmocka_unit_test(alice_ai_has_kv_heads_and_a_delta_state),
+        cmocka_unit_test(interns_2_mobius_is_like_qwen_3_5),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
