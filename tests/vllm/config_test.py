@@ -35,7 +35,10 @@ UNKNOWN_HERE = set(
         "iquestcoder bailing_moe bailing_moe_v2 sarvam_moe sarvam_mla param2moe PanguEmbedded pangu_ultra_moe "
         "telechat exaone chatglm step1 step3_text mimo dots_ocr dots_vlm isaac kimi_vl phi3_v nemotron-nas "
         "qwen3_asr_text beam deepseek_v41 deepseek_v41_text dots3_note flint inkling_model kimi_k3 "
-        "minimax_m3_text muse_spark muse_spark_text step5 step5_vl",
+        "minimax_m3_text muse_spark muse_spark_text step5 step5_vl sdar sdar_moe llada2_moe k2_horizon xllm "
+        "nanbeige iquestloopcoder molmo molmo2_text Keye KeyeVL1_5 minicpmv minicpmo kimi_audio phi4mm "
+        "RefinedWeb RefinedWebModel telechat3 TeleFLM spark2_5 dory interns2_mobius interns2_mobius_text "
+        "bailing_hybrid bailing_moe_v3_vl gigachat3_5 alice_ai",
     )
 )
 

@@ -183,6 +183,68 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "hidden_act": "gelu",
         },
     ),
+    "telechat3": ("TeleChat3ForCausalLM", {"head_dim": 20}),
+    "TeleFLM": ("TeleFLMForCausalLM", {"num_key_value_heads": None, "use_mup": False}),
+    "k2_horizon": (
+        "K2HorizonForCausalLM",
+        {
+            "head_dim": 20,
+            "rope_head_dim": 10,
+            "query_key_norm": True,
+            "attention_bias": False,
+            "attention_gate_func": "silu",
+            "layernorm_num_groups": 1,
+            "decoder_sparse_step": 1,
+            "num_experts": 0,
+            "mova_num_experts": 0,
+        },
+    ),
+    "iquestloopcoder": ("IQuestLoopCoderForCausalLM", {"loop_num": 3, "loop_window_size": 48}),
+    "RefinedWebModel": (
+        "FalconForCausalLM",
+        {
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+            "num_key_value_heads": None,
+            "n_layer": LAYERS,
+            "n_head": 6,
+            "multi_query": True,
+            "parallel_attn": True,
+        },
+    ),
+    "molmo": (
+        "MolmoForCausalLM",
+        {
+            "qkv_bias": True,
+            "attention_layer_norm": False,
+            "layer_norm_type": "rms",
+            "layer_norm_eps": 1e-5,
+            "norm_after": False,
+            "embedding_size": 64,
+            "additional_vocab_size": 8,
+            "weight_tying": False,
+        },
+    ),
+    "deepseek_v2": (
+        "DeepseekV2ForCausalLM",
+        {**EXPERTS, "use_mla": False, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0},
+    ),
+    "bailing_hybrid": (
+        "BailingMoeV3ForCausalLM",
+        {
+            **BAILING,
+            **LATENT,
+            "q_lora_rank": None,
+            "num_hidden_layers": 4,
+            "head_dim": 20,
+            "v_head_dim": 20,
+            "layer_group_size": 2,
+            "short_conv_kernel_size": 5,
+            "moe_shared_expert_intermediate_size": 16,
+            "no_kda_lora": True,
+            "kda_safe_gate": False,
+        },
+    ),
     "gpt_neox": ("GPTNeoXForCausalLM", {"num_key_value_heads": None}),
     "phi3": ("Phi3ForCausalLM", {"sliding_window": 48}),
     "qwen2": ("Qwen2ForCausalLM", {}),
@@ -256,7 +318,7 @@ def vllm_config(config: dict[str, Any]) -> VllmConfig:
             max_model_len=64,
             enforce_eager=True,
         )
-    cache = CacheConfig(block_size=32, sliding_window=model.get_sliding_window())
+    cache = CacheConfig(block_size=32, sliding_window=model.get_sliding_window(), enable_prefix_caching=False)
     return VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"))
 
 
@@ -288,11 +350,16 @@ def specs_of(config: dict[str, Any]) -> dict[str, Any]:
 
 
 ON_CPU = {"step1"}  # it copies values of a tensor
+DELTA = {"bailing_hybrid"}  # its recurrent state is in single precision
 
 
 def state_parts(shapes: tuple[tuple[int, ...], ...], config: dict[str, Any]) -> tuple[Any, ...]:
-    """Mamba 2: inputs of the convolution, of which two parts have as many channels as groups have states."""
+    """Mamba 2: inputs of the convolution, of which two parts have as many channels as groups have states.
+    Delta attention: three parts as wide as the heads together."""
     (rows, channels), (heads, width, size) = shapes
+    if config["model_type"] in DELTA:
+        convs = tuple((f"conv.{letter}", channels // 3, 1, rows) for letter in "QKV")
+        return (*convs, ("ssm", heads, width * size, 1))
     groups = config["mamba_ngroups"] * size
     split = (("conv.x", channels - 2 * groups), ("conv.B", groups), ("conv.C", groups))
     return (*((name, units, 1, rows) for name, units in split), ("ssm", heads, width * size, 1))
@@ -327,10 +394,11 @@ def kept_by_kvferry(config: dict[str, Any]) -> tuple[Kept, set[int]]:
     for group in model.groups:
         parts = tuple((part.name, part.units, part.cell_elements, part.rows_per_step) for part in group.parts)
         found[(group.window_tokens, parts)] += len(group.layers)
-        if group.name != "ssm":
+        if group.name not in ("ssm", "kda"):
             numbers.update(group.layers)
         for part in group.parts:
-            assert Dtype(part.dtype) == Dtype.F16
+            single = part.name == "ssm" and config["model_type"] in DELTA
+            assert Dtype(part.dtype) == (Dtype.F32 if single else Dtype.F16)
     return found, numbers
 
 
@@ -371,7 +439,16 @@ class Families(unittest.TestCase):
 
     def test_another_size_is_not_what_vllm_keeps(self) -> None:
         """The control: if one size that is read changes, no family matches its model."""
-        for family in ("internlm2", "bailing_moe", "sarvam_mla", "chatglm", "step1", "zamba2", "dbrx"):
+        for family in (
+            "internlm2",
+            "bailing_moe",
+            "sarvam_mla",
+            "bailing_hybrid",
+            "chatglm",
+            "step1",
+            "zamba2",
+            "dbrx",
+        ):
             with self.subTest(family):
                 config, other = config_of(family), config_of(family)
                 field = next((field for field in CHANGED if other.get(field)), None)
