@@ -192,7 +192,6 @@ typedef struct kvf_indexer_fields {
     const char *width;     /**< elements of a key */
     uint32_t width_or;     /**< the default of `width`; 0: without it, the model has no indexers */
     const char *enabled;   /**< a flag without which there are none; NULL: there is no such field */
-    const char *heads;     /**< heads of a key; there must be one; NULL: there is no such field */
     const char *no_values; /**< a list with 1 for each layer that keeps no value beside its key; all must */
     const char *tokens;    /**< neighbouring tokens that share a key; NULL: each has its own */
     uint32_t tokens_or;    /**< the default of `tokens` */

@@ -361,15 +361,14 @@ static const kvf_indexer_fields pooled_index_keys = {
 static const kvf_indexer_fields region_index_keys = {.width = "sparse_config.proxy_dim",
                                                      .width_or = 256,
                                                      .enabled = "sparse_config.enabled",
-                                                     .heads = "sparse_config.sparse_indexer_num_k_heads",
                                                      .tokens = "sparse_config.region_block_size",
                                                      .tokens_or = 8,
                                                      .gated = true,
                                                      .dtype = KVF_DTYPE_F8_E4M3};
 
 /* The tokens of a key weigh alike. */
-static const kvf_indexer_fields mean_index_keys = {
-    .width = "indexer_head_dim", .heads = "indexer_kv_heads", .tokens = "indexer_compress_ratio"};
+static const kvf_indexer_fields mean_index_keys = {.width = "indexer_head_dim",
+                                                   .tokens = "indexer_compress_ratio"};
 
 /* A key of each token, in layers that the configuration names. */
 static const kvf_indexer_fields named_index_keys = {
@@ -483,6 +482,16 @@ static const kvf_other_heads inkling_window = {.keeps = KVF_KEEPS_WINDOW,
 /* ---- what is refused ------------------------------------------------------------------------- */
 
 /* Lightning attention goes by the same name; one engine keeps its state in the model's type, another in F32. */
+static const kvf_supported_field one_index_head[] = {
+    {.field = "indexer_kv_heads", .values = "1"},
+    {0},
+};
+
+static const kvf_supported_field one_region_head[] = {
+    {.field = "sparse_config.sparse_indexer_num_k_heads", .values = "1"},
+    {0},
+};
+
 static const kvf_supported_field bailing_supported[] = {
     {.field = "short_conv_kernel_size", .otherwise = "a model with lightning attention"},
     {.field = "use_mla_nope", .values = "false"},
@@ -936,6 +945,7 @@ static const kvf_family families[] = {
      .names = &step_names,
      .other = &step5_window,
      .indexer = &region_index_keys,
+     .supported = one_region_head,
      .draft_layers = "num_nextn_predict_layers",
      .unused = "use_rope_layers layer_types_with_mtp sparse_config.index_tp_size "
                "sparse_config.num_provider_groups sparse_config.sparse_indexer_num_heads "
@@ -1055,6 +1065,7 @@ static const kvf_family families[] = {
      .layers = state_but_every_4th,
      .state = &gated_delta,
      .indexer = &mean_index_keys,
+     .supported = one_index_head,
      .stream_conv = &ngram_conv,
      .unused =
          "indexer_n_heads indexer_budget ple_embed_dim heads_per_ngram hc_lowrank number_of_conv_states",

@@ -98,18 +98,6 @@ static kvf_status check_values(const kvf_config *config) {
     return status;
 }
 
-static kvf_status check_heads(const kvf_config *config) {
-    const char *names = config->family->indexer->heads;
-    uint32_t heads = 1;
-    bool given;
-    kvf_status status =
-        names ? kvf_field_number(&config->fields, names, 1, KVF_CONFIG_MAX_HEADS, &given, &heads) : KVF_OK;
-    if (!status && heads != 1)
-        status = kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %u; supported: 1", config->fields.prefix,
-                          kvf_field_name(&config->fields, names).text, heads);
-    return status;
-}
-
 static kvf_status read_width(kvf_config *config) {
     const kvf_indexer_fields *names = config->family->indexer;
     uint32_t width = names->width_or;
@@ -133,8 +121,7 @@ kvf_status kvf_config_read_indexer(kvf_config *config) {
     if (status || !config->indexer.width)
         return status;
     config->indexer.tokens = 1;
-    status = check_heads(config);
-    if (!status && names->tokens)
+    if (names->tokens)
         status = kvf_field_need(&config->fields, names->tokens, 1, KVF_CONFIG_MAX_WINDOW, names->tokens_or,
                                 &config->indexer.tokens);
     if (!status && !names->by_layer)

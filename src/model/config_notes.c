@@ -163,9 +163,8 @@ static bool is_of_family(const kvf_config *config, const char *name) {
         is_supported_only(family->supported, name))
         return true;
     const kvf_indexer_fields *indexer = family->indexer;
-    if (indexer &&
-        (is_one(name, indexer->width) || is_one(name, indexer->enabled) || is_one(name, indexer->heads) ||
-         is_one(name, indexer->no_values) || is_one(name, indexer->tokens)))
+    if (indexer && (is_one(name, indexer->width) || is_one(name, indexer->enabled) ||
+                    is_one(name, indexer->no_values) || is_one(name, indexer->tokens)))
         return true;
     const kvf_window_latent *latent = family->window_latent;
     if (latent && (is_one(name, latent->rank) || is_one(name, latent->rope)))

@@ -104,7 +104,8 @@ static void keys_in_the_models_type_have_no_scales(void **state) {
          "conv.Q:bf16:2048:3x1 conv.K:bf16:2048:3x1 conv.V:bf16:2048:3x1 ssm:bf16:32:1x8192"},
     };
     ASSERT_GROUPS(read_with(QWEN(QSA("1")), NULL), groups);
-    assert_refused(QWEN(QSA("2")), KVF_E_UNSUPPORTED, "indexer_kv_heads is 2; supported: 1");
+    assert_refused(QWEN(QSA("2")), KVF_E_UNSUPPORTED,
+                   "indexer_kv_heads is 2, not supported for qwen4_exp_text; supported: 1");
 }
 
 /* 3 taps before the last, 3 tokens apart, of 4 streams of 2048. Every rank keeps all of them. */
@@ -242,7 +243,7 @@ static void indexers_may_be_switched_off(void **state) {
     };
     ASSERT_GROUPS(read_with(STEP(", \"sparse_config\": {\"enabled\": false}"), NULL), groups);
     assert_refused(STEP(", \"sparse_config\": {\"sparse_indexer_num_k_heads\": 2}"), KVF_E_UNSUPPORTED,
-                   "sparse_indexer_num_k_heads is 2; supported: 1");
+                   "sparse_indexer_num_k_heads is 2, not supported for step5; supported: 1");
 }
 
 /* ---- Inkling --------------------------------------------------------------------------------- */
