@@ -556,7 +556,7 @@ static const kvf_supported_field one_loop[] = {
     {                                                                                                        \
         .model_types = (types), .attention = KVF_ATTENTION_HEADS, .layers = window_listed_beside_convs,      \
         .other = &inkling_window, .window_names = "sliding_window_size|sliding_window",                      \
-        .state = &four_convs, .unused = "number_of_conv_states", .head_dim = (head), .window = 512           \
+        .state = &four_convs, .unused = "number_of_conv_states use_sconv", .head_dim = (head), .window = 512 \
     }
 
 /* The small language models of DeepSeek-OCR and DeepSeek VL 2, which have the name of those with latents. */
@@ -937,7 +937,7 @@ static const kvf_family families[] = {
      .names = &step_names,
      .other = &step_window,
      .draft_layers = "num_nextn_predict_layers",
-     .unused = "use_rope_layers attention_other_setting.true_head_dim",
+     .unused = "use_rope_layers use_head_wise_attn_gate attention_other_setting.true_head_dim",
      .head_dim = 128},
     {.model_types = "step5 step5_vl",
      .attention = KVF_ATTENTION_HEADS,
@@ -947,7 +947,7 @@ static const kvf_family families[] = {
      .indexer = &region_index_keys,
      .supported = one_region_head,
      .draft_layers = "num_nextn_predict_layers",
-     .unused = "use_rope_layers layer_types_with_mtp sparse_config.index_tp_size "
+     .unused = "use_rope_layers use_head_wise_attn_gate layer_types_with_mtp sparse_config.index_tp_size "
                "sparse_config.num_provider_groups sparse_config.sparse_indexer_num_heads "
                "sparse_config.sparse_indexer_rope_dim"},
 
@@ -985,7 +985,7 @@ static const kvf_family families[] = {
      .layers = all_full,
      .names = &longcat_names,
      .caches = 2,
-     .unused = "num_hidden_layers ffn_hidden_size expert_ffn_hidden_size"},
+     .unused = "num_hidden_layers ffn_hidden_size expert_ffn_hidden_size mla_scale_kv_lora"},
     {.model_types = "dots3_note",
      .attention = KVF_ATTENTION_LATENT,
      .layers = worded,

@@ -213,7 +213,8 @@ static void other_families_have_no_such_layers(void **state) {
     "\"bfloat16\", \"num_hidden_layers\": 3, \"num_nextn_predict_layers\": 1, \"hidden_size\": 5120, "       \
     "\"num_attention_heads\": 40, \"num_attention_groups\": 8, \"head_dim\": 192, \"sliding_window\": 512, " \
     "\"layer_types\": [\"full_attention\", \"sliding_attention\", \"sliding_attention\", "                   \
-    "\"full_attention\"], \"use_rope_layers\": [true, true, true, true], \"attention_other_setting\": "      \
+    "\"full_attention\"], \"use_rope_layers\": [true, true, true, true], \"use_head_wise_attn_gate\": "      \
+    "true, \"attention_other_setting\": "                                                                    \
     "{\"attention_type\": \"sliding_attention\", \"num_attention_heads\": 64, \"num_attention_groups\": "    \
     "16, \"head_dim\": 128}" more "}}"
 
@@ -253,7 +254,7 @@ static void indexers_may_be_switched_off(void **state) {
     "\"torch_dtype\": \"bfloat16\", \"num_hidden_layers\": 6, \"hidden_size\": " hidden ", "                 \
     "\"num_attention_heads\": 64, \"num_key_value_heads\": 8, \"head_dim\": 128, "                           \
     "\"swa_num_attention_heads\": 64, \"swa_num_key_value_heads\": 16, \"swa_head_dim\": 96, "               \
-    "\"sconv_kernel_size\": 4, \"d_rel\": 16, \"rel_extent\": 1024" more "}}"
+    "\"use_sconv\": true, \"sconv_kernel_size\": 4, \"d_rel\": 16, \"rel_extent\": 1024" more "}}"
 #define LOCAL ", \"local_layer_ids\": [0, 1, 2, 3, 4]"
 
 /* The inputs of four convolutions: of keys, of values, of what the attention gives, and of what the MLP gives. */

@@ -18,7 +18,7 @@
     "{\"model_type\": \"longcat_flash\", \"torch_dtype\": \"bfloat16\", " layers                             \
     "\"hidden_size\": 6144, \"num_attention_heads\": 64, \"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64, "  \
     "\"q_lora_rank\": 1536, \"qk_nope_head_dim\": 128, \"v_head_dim\": 128, \"ffn_hidden_size\": 12288, "    \
-    "\"expert_ffn_hidden_size\": 2048}"
+    "\"expert_ffn_hidden_size\": 2048, \"mla_scale_q_lora\": true, \"mla_scale_kv_lora\": true}"
 
 static void each_attention_of_a_layer_counts_as_a_layer(void **state) {
     (void)state;

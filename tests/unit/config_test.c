@@ -488,7 +488,8 @@ static void step_3_5_lists_more_layers_than_it_has_and_other_heads_for_windows(v
     (void)state;
 #define STEP(fields)                                                                                         \
     "{\"model_type\": \"step3p5\", \"num_hidden_layers\": 2, \"num_attention_heads\": 8, "                   \
-    "\"num_attention_groups\": 2, \"sliding_window\": 64, \"use_rope_layers\": [true, true]" BF16 fields "}"
+    "\"num_attention_groups\": 2, \"sliding_window\": 64, \"use_rope_layers\": [true, true], "               \
+    "\"use_head_wise_attn_gate\": true" BF16 fields "}"
 #define STEP_TYPES(more)                                                                                     \
     ", \"layer_types\": [\"full_attention\", \"sliding_attention\"" more "], \"num_nextn_predict_layers\": " \
     "1"
