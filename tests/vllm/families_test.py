@@ -7,69 +7,17 @@ This is the check for families that transformers has no class for, and a second 
 
 from __future__ import annotations
 
-import copy
-import json
-import pathlib
 import re
-import tempfile
 import unittest
-import unittest.mock
-import warnings
 from collections import Counter
 from typing import Any
 
-import torch
-from transformers import AutoConfig, PreTrainedConfig, Qwen2Config
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from vllm.config import CacheConfig, DeviceConfig, ModelConfig, VllmConfig, set_current_vllm_config
-from vllm.distributed import parallel_state
-from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.model_loader.utils import initialize_model
-from vllm.transformers_utils.config import _CONFIG_REGISTRY
-from vllm.utils.torch_utils import set_default_torch_dtype
+import meta_models
+from meta_models import EXPERTS, LATENT, LAYERS, Layer, Wanted, layers_of, read_model
 from vllm.v1.kv_cache_interface import MambaSpec, MLAAttentionSpec
 
-import kvferry
-from kvferry import Dtype, Model
+from kvferry import Dtype
 
-LAYERS = 3
-SIZES: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 96,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 3,
-    "intermediate_size": 32,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "max_position_embeddings": 128,
-    "tie_word_embeddings": False,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "rope_theta": 10000.0,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
-EXPERTS = {
-    "num_experts": 2,
-    "n_routed_experts": 2,
-    "num_experts_per_tok": 1,
-    "moe_intermediate_size": 16,
-    "n_shared_experts": 1,
-    "num_shared_experts": 1,
-    "first_k_dense_replace": 1,
-    "moe_layer_freq": 1,
-    "norm_topk_prob": False,
-    "n_group": 1,
-    "topk_group": 1,
-    "routed_scaling_factor": 1.0,
-}
-LATENT = {
-    "kv_lora_rank": 24,
-    "qk_rope_head_dim": 10,
-    "qk_nope_head_dim": 14,
-    "v_head_dim": 18,
-    "q_lora_rank": 30,
-}
 BAILING = {**EXPERTS, "use_bias": False, "use_qkv_bias": False, "embedding_dropout": 0.0}
 
 
@@ -263,90 +211,7 @@ Kept = Counter[tuple[int, tuple[tuple[str, int, int, int], ...]]]
 
 
 def config_of(family: str) -> dict[str, Any]:
-    architecture, own = FAMILIES[family]
-    fields = {key: value for key, value in {**SIZES, **own}.items() if value is not None}
-    if "head_dim" in own:
-        fields["head_dim"] = own["head_dim"]  # null where that is what is tested
-    return {
-        "architectures": [architecture],
-        "model_type": family,
-        "torch_dtype": "float16",
-        **copy.deepcopy(fields),
-    }
-
-
-class Attribute(dict[str, Any]):
-    """An object whose fields are attributes, as the classes of published configurations make them."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(name) from None
-
-
-class Plain(PreTrainedConfig):
-    """For families whose class comes with their checkpoints: fields as they are in the file."""
-
-    def __post_init__(self, **fields: Any) -> None:
-        blocks = fields.pop("block_configs", None)
-        super().__post_init__(**fields)
-        if "num_layers" in fields:
-            self.num_hidden_layers = fields["num_layers"]
-        if blocks:
-            self.block_configs = [
-                Attribute({name: Attribute(part) for name, part in one.items()}) for one in blocks
-            ]
-
-
-def register(family: str) -> None:
-    """Makes transformers know a family that neither it nor vLLM has a class for."""
-    if family not in CONFIG_MAPPING and family not in _CONFIG_REGISTRY:
-        base = Qwen2Config if family == "mimo" else Plain
-        AutoConfig.register(family, type(family, (base,), {"model_type": family}))
-
-
-def vllm_config(config: dict[str, Any]) -> VllmConfig:
-    register(config["model_type"])
-    with tempfile.TemporaryDirectory() as folder:
-        (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
-        model = ModelConfig(
-            model=folder,
-            tokenizer=folder,
-            skip_tokenizer_init=True,
-            dtype="float16",
-            max_model_len=64,
-            enforce_eager=True,
-        )
-    cache = CacheConfig(block_size=32, sliding_window=model.get_sliding_window(), enable_prefix_caching=False)
-    return VllmConfig(model_config=model, cache_config=cache, device_config=DeviceConfig(device="cpu"))
-
-
-def without_bias(*sizes: Any, use_alibi_sqrt: bool, alibi_slopes: Any, **fields: Any) -> Attention:
-    """Step 1 adds biases for which vLLM has no attention on a CPU; they change nothing that is kept."""
-    return Attention(*sizes, **fields)
-
-
-def specs_of(config: dict[str, Any]) -> dict[str, Any]:
-    """What each layer of vLLM's model keeps, by the layer's name."""
-    whole = vllm_config(config)
-    patched = unittest.mock.patch("vllm.model_executor.models.step1.Attention", without_bias)
-    with set_current_vllm_config(whole), tempfile.TemporaryDirectory() as folder, patched:
-        parallel_state.init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
-        try:
-            parallel_state.initialize_model_parallel(1, 1)
-            device = "cpu" if config["model_type"] in ON_CPU else "meta"
-            with torch.device(device), set_default_torch_dtype(torch.float16):
-                initialize_model(whole, prefix="")
-            layers = whole.compilation_config.static_forward_context
-            return {
-                name: layer.get_kv_cache_spec(whole)
-                for name, layer in layers.items()
-                if hasattr(layer, "get_kv_cache_spec")
-            }
-        finally:
-            parallel_state.destroy_model_parallel()
-            parallel_state.destroy_distributed_environment()
+    return meta_models.config_of(family, *FAMILIES[family])
 
 
 ON_CPU = {"step1"}  # it copies values of a tensor
@@ -365,11 +230,12 @@ def state_parts(shapes: tuple[tuple[int, ...], ...], config: dict[str, Any]) -> 
     return (*((name, units, 1, rows) for name, units in split), ("ssm", heads, width * size, 1))
 
 
-def kept_by_vllm(config: dict[str, Any]) -> tuple[Kept, set[int]]:
+def kept_by_vllm(layers: dict[str, Layer], config: dict[str, Any]) -> tuple[Kept, set[int]]:
     """How many layers keep what, and the numbers of the layers with attention that have their own name."""
     found: Kept = Counter()
     numbers: set[int] = set()
-    for name, spec in specs_of(config).items():
+    for name, layer in layers.items():
+        spec = layer.spec
         if isinstance(spec, MambaSpec):
             found[(0, state_parts(spec.shapes, config))] += 1
             continue
@@ -386,12 +252,9 @@ def kept_by_vllm(config: dict[str, Any]) -> tuple[Kept, set[int]]:
 
 
 def kept_by_kvferry(config: dict[str, Any]) -> tuple[Kept, set[int]]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", kvferry.ConfigWarning)
-        model = Model.from_config(config)
     found: Kept = Counter()
     numbers: set[int] = set()
-    for group in model.groups:
+    for group in read_model(config).groups:
         parts = tuple((part.name, part.units, part.cell_elements, part.rows_per_step) for part in group.parts)
         found[(group.window_tokens, parts)] += len(group.layers)
         if group.name not in ("ssm", "kda"):
@@ -404,32 +267,43 @@ def kept_by_kvferry(config: dict[str, Any]) -> tuple[Kept, set[int]]:
 
 class Families(unittest.TestCase):
     maxDiff = None
+    models: dict[str, dict[str, Layer] | str]
 
     @classmethod
     def setUpClass(cls) -> None:
-        """Other tests ask which families transformers knows: those that are made known here are forgotten."""
-        cls.enterClassContext(unittest.mock.patch.dict(CONFIG_MAPPING._extra_content))
+        cls.models = layers_of(
+            {
+                family: Wanted(config_of(family), device="cpu" if family in ON_CPU else "meta")
+                for family in FAMILIES
+            }
+        )
+
+    def kept_there(self, family: str) -> tuple[Kept, set[int]]:
+        layers = self.models[family]
+        if isinstance(layers, str):
+            self.fail(f"vLLM did not build the model: {layers}")
+        return kept_by_vllm(layers, config_of(family))
 
     def test_a_layer_keeps_what_was_read(self) -> None:
         for family in FAMILIES:
             with self.subTest(family):
                 config = config_of(family)
                 kept, numbers = kept_by_kvferry(config)
-                kept_there, numbers_there = kept_by_vllm(config)
+                kept_there, numbers_there = self.kept_there(family)
                 self.assertEqual(kept, kept_there)
                 if family != "zamba2":  # its attention is numbered by itself: "model.attn.0"
                     self.assertEqual(numbers, numbers_there)
 
     def test_a_family_with_a_window_keeps_it(self) -> None:
         """By hand: so the comparison above is not one of nothing with nothing."""
-        kept, _ = kept_by_vllm(config_of("phi3"))
+        kept, _ = self.kept_there("phi3")
         self.assertEqual(kept, {(48, (("k", 3, 16, 1), ("v", 3, 16, 1))): LAYERS})
 
     def test_blocks_differ_in_their_heads(self) -> None:
         """By hand: six heads in groups of two and of three, and a layer without attention."""
         for kept, numbers in (
             kept_by_kvferry(config_of("nemotron-nas")),
-            kept_by_vllm(config_of("nemotron-nas")),
+            self.kept_there("nemotron-nas"),
         ):
             self.assertEqual(numbers, {0, 2})
             self.assertEqual(
@@ -450,7 +324,7 @@ class Families(unittest.TestCase):
             "dbrx",
         ):
             with self.subTest(family):
-                config, other = config_of(family), config_of(family)
+                other = config_of(family)
                 field = next((field for field in CHANGED if other.get(field)), None)
                 if field:
                     other[field] = 1 if "group" in field else other[field] * 2
@@ -458,7 +332,7 @@ class Families(unittest.TestCase):
                     other["attn_config"]["kv_n_heads"] = 2
                 else:
                     other["num_key_value_heads"] = 2
-                self.assertNotEqual(kept_by_kvferry(other)[0], kept_by_vllm(config)[0])
+                self.assertNotEqual(kept_by_kvferry(other)[0], self.kept_there(family)[0])
 
 
 if __name__ == "__main__":
