@@ -368,9 +368,11 @@ KVF_API kvf_status kvf_agent_match(kvf_agent *agent, const char *engine, uint32_
 /* ---- requests ---------------------------------------------------------------------------------------------
  * A request id is any bytes, up to 1024. Each call below makes a ticket: a number that names it in this agent
  * and is never used again. The steps of a group are tokens, entries of several tokens, or states; see
- * kvf_group_step_count().
+ * kvf_group_step_count(). A producer's state is that after its last token, so a consumer that wants a state wants
+ * tokens up to the same end: otherwise its request, or the push, fails with KVF_E_RANGE.
  *
- * Each may return KVF_E_INVALID (an argument; no memory is registered), KVF_E_RANGE (an id of no or too many bytes),
+ * Each may return KVF_E_INVALID (an argument; no memory is registered), KVF_E_RANGE (an id of no or too many bytes; in
+ * a group more entries than the longest group has tokens for),
  * KVF_E_CANCELLED (the agent drains) and KVF_E_NOMEM; those with an event `after` KVF_E_UNSUPPORTED (no driver for it)
  * and KVF_E_IO (no more descriptors); and those with a contact what kvf_agent_connect() may return. Further errors, and
  * further reasons, are listed with each.
@@ -515,8 +517,8 @@ KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, 
 KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *request, uint64_t *ticket);
 
 /**
- * Producer: begins to write a request to the consumers that expect it. `end` of each group is the request's length: in
- * tokens, that of the longest group. If all token groups have entries of several tokens, that is the end of the last
+ * Producer: begins to write a request to the consumers that expect it. `end` of each group is the request's length in
+ * its steps: in tokens, that of the longest group. If all token groups have entries of several tokens, that is the end of the last
  * entry, and states must be there when its last token is. The tables need not have all blocks yet, or any:
  * kvf_agent_push_ready() brings the rest.
  *

@@ -14,6 +14,7 @@
 #include "agent/peers.h"
 #include "agent/push.h"
 #include "agent/push_shape.h"
+#include "agent/steps.h"
 #include "agent/trace.h"
 #include "model/model.h"
 #include "shard/shard.h"
@@ -206,6 +207,12 @@ static kvf_status group_part(const kvf_flow *flow, uint32_t g, const flow_part *
                         "group %s: steps [%llu, %llu) are wanted, but the producer has [%llu, %llu)",
                         group->name, (unsigned long long)begin, (unsigned long long)end,
                         (unsigned long long)held->begin, (unsigned long long)held->end);
+    if (group->kind == KVF_GROUP_STATE) {
+        kvf_status status = kvf_check_states(kvf_engine_model(push->base.agent->engine), flow->groups,
+                                             push->base.groups, push->base.group_count);
+        if (status)
+            return status;
+    }
     bool last = part->end == push->total_tokens;
     if (group->kind == KVF_GROUP_TOKENS) {
         begin = kvf_max_u64(begin, kvf_group_step_count(group, part->begin));

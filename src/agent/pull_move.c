@@ -9,6 +9,7 @@
 #include "agent/pace.h"
 #include "agent/peers.h"
 #include "agent/pull.h"
+#include "agent/steps.h"
 #include "agent/terms.h"
 #include "agent/trace.h"
 #include "agent/verify.h"
@@ -84,6 +85,9 @@ static kvf_status set_request(kvf_pull *pull) {
         if (pull->theirs)
             status = check_held(pull, g);
     }
+    if (!status && pull->theirs)
+        status = kvf_check_states(kvf_engine_model(pull->base.agent->engine), pull->base.groups, pull->theirs,
+                                  groups);
     if (!status)
         status = kvf_request_set(pull->request, wanted, groups);
     kvf_free(wanted);

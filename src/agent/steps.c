@@ -91,6 +91,54 @@ static kvf_status check_count(const kvf_shard *shard, const char *name, uint32_t
     return KVF_OK;
 }
 
+/* Of a group whose entries several tokens share there are at most as many as its tokens make. Whoever counts tokens there
+ * would wait for entries that never come. */
+static kvf_status check_ends(const kvf_model *model, const kvf_group_steps *groups, uint32_t count) {
+    uint64_t tokens = 0;
+    for (uint32_t g = 0; g < count; g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        if (group->kind == KVF_GROUP_TOKENS && group->tokens_per_step == 1)
+            tokens = kvf_max_u64(tokens, groups[g].end);
+    }
+    for (uint32_t g = 0; g < count && tokens > 0; g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        if (group->kind == KVF_GROUP_TOKENS && groups[g].end > kvf_group_step_count(group, tokens))
+            return kvf_fail(
+                KVF_E_RANGE,
+                "group %s: end is %llu, in entries of %u tokens, but the longest group ends at token "
+                "%llu; allowed: up to %llu",
+                group->name, (unsigned long long)groups[g].end, group->tokens_per_step,
+                (unsigned long long)tokens, (unsigned long long)kvf_group_step_count(group, tokens));
+    }
+    return KVF_OK;
+}
+
+/* The first group with a state that is wanted; `count` if there is none. */
+static uint32_t wanted_state(const kvf_model *model, const kvf_group_steps *wanted, uint32_t count) {
+    uint32_t g = 0;
+    while (g < count &&
+           (kvf_model_group(model, g)->kind != KVF_GROUP_STATE || wanted[g].begin >= wanted[g].end))
+        g++;
+    return g;
+}
+
+kvf_status kvf_check_states(const kvf_model *model, const kvf_group_steps *wanted,
+                            const kvf_group_steps *held, uint32_t count) {
+    const uint32_t state = wanted_state(model, wanted, count);
+    for (uint32_t g = 0; g < count && state < count; g++) {
+        const kvf_group_desc *group = kvf_model_group(model, g);
+        if (group->kind == KVF_GROUP_STATE || !wanted[g].end || !held[g].end || wanted[g].end == held[g].end)
+            continue;
+        return kvf_fail(
+            KVF_E_RANGE,
+            "group %s: the state is wanted after step %llu of group %s, but the producer has that "
+            "after step %llu; allowed: the same end",
+            kvf_model_group(model, state)->name, (unsigned long long)wanted[g].end, group->name,
+            (unsigned long long)held[g].end);
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count,
                             bool grow) {
     kvf_status status = check_count(shard, "group_count", count);
@@ -101,7 +149,7 @@ kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *group
         if (status)
             return kvf_fail_in(status, "group %s: ", kvf_model_group(shard->model, g)->name);
     }
-    return status;
+    return status ? status : check_ends(shard->model, groups, count);
 }
 
 /* A table without the blocks behind the steps' end: an engine also allocates for tokens to come. Of shares the first keeps

@@ -15,9 +15,18 @@ bool kvf_steps_empty(const kvf_group_steps *groups, uint32_t count);
 /** The entries of a table that are needed: those of the steps that remain after clipping to the window. */
 kvf_range kvf_wanted_entries(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps);
 
-/** Checks groups against the model and the cache of a shard: the number of groups, block ids, and, unless they grow,
- * that tables cover their steps. */
+/** Checks groups against the model and the cache of a shard: the number of groups, block ids, that no group has more
+ * entries than there are tokens, and, unless they grow, that tables cover their steps. */
 kvf_status kvf_check_groups(const kvf_shard *shard, const kvf_group_steps *groups, uint32_t count, bool grow);
+
+/**
+ * Whether the states that are wanted of a request are those after the tokens that are wanted beside them: a producer has
+ * one state, that after its last token.
+ *
+ * @return KVF_OK, KVF_E_RANGE: the tokens end elsewhere; the detail names groups and ends
+ */
+kvf_status kvf_check_states(const kvf_model *model, const kvf_group_steps *wanted,
+                            const kvf_group_steps *held, uint32_t count);
 
 /** Whether the table of a group covers its steps within [begin, end); the detail names the group. */
 kvf_status kvf_check_reach(const kvf_shard *shard, uint32_t group, const kvf_group_steps *steps,

@@ -208,6 +208,29 @@ static void states_move_whole(void **state) {
     world_close(&w);
 }
 
+/* A producer has one state, that after its last token. Tokens alone may be fewer. */
+static void a_state_after_other_tokens_is_refused(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
+    world_open_model(&w, hybrid(4), ENGINE(.name = "P", .all = {.block_count = 32}),
+                     ENGINE(.name = "D", .all = {.block_count = 32}), NULL);
+    world_request_make(&w, &w.p, "long", 64, 0, 1, &held);
+    world_request_make(&w, &w.d, "long", 48, 8, 1, &wanted);
+    world_hold(&w.p, &held, holds);
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_RANGE);
+    assert_non_null(strstr(failed->detail,
+                           "group ssm: the state is wanted after step 48 of group full, but the "
+                           "producer has that after step 64; allowed: the same end"));
+    wanted.groups[1].end = 0;
+    world_pull(&w.d, &wanted, &w.p, pulls);
+    (void)world_done(&w, w.d.agents[0], pulls[0]);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 /* ---- several consumers, both directions ------------------------------------------------------ */
 
 static void two_engines_read_one_hold(void **state) {
@@ -605,6 +628,7 @@ int main(void) {
         cmocka_unit_test(a_partial_prefix_hit_reads_the_rest_of_each_group),
         cmocka_unit_test(latents_come_from_one_replica_and_all_are_freed),
         cmocka_unit_test(states_move_whole),
+        cmocka_unit_test(a_state_after_other_tokens_is_refused),
         cmocka_unit_test(two_engines_read_one_hold),
         cmocka_unit_test(blocks_of_the_consumer_are_read_back_by_the_producer),
         cmocka_unit_test(blocks_are_reserved_before_there_is_a_destination),

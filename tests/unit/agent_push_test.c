@@ -133,6 +133,24 @@ static void states_are_written_with_the_last_chunk(void **state) {
     push_scene_finish(&v);
 }
 
+static void a_state_after_other_tokens_is_not_written(void **state) {
+    (void)state;
+    push_scene v;
+    push_scene_open(&v, hybrid(4), ENGINE(.name = "P", .all = {.block_count = 64}),
+                    ENGINE(.name = "D", .all = {.block_count = 64}), NULL);
+    v.wanted.groups[0].end = TOKENS - 20;
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, TOKENS, 4);
+    const world_outcome *failed = world_failed(&v.w, v.w.d.agents[0], v.expects[0], KVF_E_RANGE);
+    assert_non_null(strstr(failed->detail,
+                           "group ssm: the state is wanted after step 80 of group full, but the "
+                           "producer has that after step 100"));
+    (void)world_failed(&v.w, v.w.p.agents[0], v.pushes[0], KVF_E_RANGE);
+    world_quiet(&v.w);
+    world_close(&v.w);
+}
+
 /* Chunks end inside entries of 4 and of 32 tokens: an entry goes with its last token. */
 static void entries_are_written_with_their_last_token(void **state) {
     (void)state;
@@ -168,6 +186,24 @@ static void an_entry_is_not_written_before_its_last_token(void **state) {
     assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 9), 10); /* 10 entries have come, */
     assert_int_equal(world_wrong_cells(&v.w, &v.w.d, &v.wanted, 2), 15); /* and the others have not */
     ready(&v, 43, TOKENS, 1);
+    push_scene_finish(&v);
+}
+
+/* 100 tokens are 25 entries of 4. Whoever counts tokens everywhere is told at once. */
+static void more_entries_than_tokens_are_refused(void **state) {
+    (void)state;
+    push_scene v;
+    uint64_t ticket;
+    push_scene_open(&v, compressed(), ENGINE(.name = "P", .all = {.tokens_per_block = 32, .block_count = 64}),
+                    ENGINE(.name = "D", .all = {.tokens_per_block = 32, .block_count = 64}), NULL);
+    v.given.groups[1].end = TOKENS;
+    assert_fails(
+        kvf_agent_push(v.w.p.agents[0], &v.given.request, &ticket), KVF_E_RANGE,
+        "end is 100, in entries of 4 tokens, but the longest group ends at token 100; allowed: up to 25");
+    v.given.groups[1].end = TOKENS / 4;
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    world_push(&v.w.p, &v.given, v.pushes);
+    ready(&v, 0, TOKENS, 3);
     push_scene_finish(&v);
 }
 
@@ -552,8 +588,10 @@ int main(void) {
         cmocka_unit_test(cells_computed_after_they_were_expected_are_those_that_arrive),
         cmocka_unit_test(chunks_and_layers_out_of_order_are_refused),
         cmocka_unit_test(states_are_written_with_the_last_chunk),
+        cmocka_unit_test(a_state_after_other_tokens_is_not_written),
         cmocka_unit_test(entries_are_written_with_their_last_token),
         cmocka_unit_test(an_entry_is_not_written_before_its_last_token),
+        cmocka_unit_test(more_entries_than_tokens_are_refused),
         cmocka_unit_test(chunks_bring_the_blocks_of_their_entries),
         cmocka_unit_test(a_chunk_that_completes_no_entry_is_taken_also_at_the_end),
         cmocka_unit_test(states_alone_are_one_chunk),
