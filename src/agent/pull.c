@@ -190,26 +190,50 @@ static void pull_verified(kvf_ticket *ticket) {
     kvf_pull_arrived(pull);
 }
 
+/* Which leases are missing. Where some were granted, `late` is the first rank that has granted none: perhaps the engine
+ * holds the request on its other ranks only. */
+static void say_leases(const kvf_pull *pull, char *out, size_t bytes, const kvf_session **late) {
+    uint32_t count = pull->asker.source_count, granted = 0, first = count;
+    for (uint32_t i = 0; i < count; i++) {
+        granted += pull->asker.sources[i].settled;
+        if (first == count && !pull->asker.sources[i].settled)
+            first = i;
+    }
+    (void)snprintf(out, bytes, "no lease on the request was granted");
+    if (granted == 0 || first == count)
+        return;
+    *late = pull->asker.sources[first].session;
+    (void)snprintf(out, bytes, "%u of %u producer ranks have granted a lease on the request", granted, count);
+}
+
+static void fail_late(kvf_pull *pull, uint64_t now) {
+    char detail[512], leases[96];
+    const kvf_session *late = NULL;
+    const char *unmet = kvf_ticket_unmet(&pull->asker);
+    const char *waits_for = kvf_ticket_waits_for(&pull->asker);
+    const bool asking = !unmet && !waits_for && pull->base.state == KVF_TICKET_ASKING;
+    if (asking)
+        say_leases(pull, leases, sizeof leases, &late);
+    const char *why = unmet       ? unmet
+                      : waits_for ? waits_for
+                      : asking    ? leases
+                      : pull->base.state == KVF_TICKET_RESERVED && pull->base.groups
+                          ? "not every rank has answered whether its stage accepts this rank"
+                      : pull->base.state == KVF_TICKET_RESERVED ? "no destination was named"
+                                                                : "the bytes had not arrived";
+    (void)snprintf(detail, sizeof detail, "%s: %s",
+                   now >= pull->base.deadline ? "the deadline has passed"
+                                              : "the patience of the request has run out",
+                   why);
+    kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, detail, late);
+}
+
 static void pull_tick(kvf_ticket *ticket, uint64_t now) {
     kvf_pull *pull = kvf_pull_of(ticket);
     if (pull->base.state == KVF_TICKET_DOUBT)
         return;
     if (now >= latest(pull)) {
-        char detail[512];
-        const char *unmet = kvf_ticket_unmet(&pull->asker);
-        const char *waits_for = kvf_ticket_waits_for(&pull->asker);
-        const char *why = unmet                                   ? unmet
-                          : waits_for                             ? waits_for
-                          : pull->base.state == KVF_TICKET_ASKING ? "no lease on the request was granted"
-                          : pull->base.state == KVF_TICKET_RESERVED && pull->base.groups
-                              ? "not every rank has answered whether its stage accepts this rank"
-                          : pull->base.state == KVF_TICKET_RESERVED ? "no destination was named"
-                                                                    : "the bytes had not arrived";
-        (void)snprintf(detail, sizeof detail, "%s: %s",
-                       now >= pull->base.deadline ? "the deadline has passed"
-                                                  : "the patience of the request has run out",
-                       why);
-        kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, detail, NULL);
+        fail_late(pull, now);
         return;
     }
     kvf_agent_due(pull->base.agent, latest(pull));

@@ -70,7 +70,8 @@ static kvf_status mark(kvf_config *config) {
     while (first < config->layer_count && !(config->keeps[first] & KVF_KEEPS_FULL))
         first++;
     if (!status && first < config->layer_count && !(config->keeps[first] & KVF_KEEPS_INDEXER))
-        status = kvf_fail(KVF_E_INVALID, "layer %u has no indexer, and no layer before it has one", first);
+        status = kvf_fail(KVF_E_INVALID, "%s%s gives layer %u no indexer, and no layer before it has one",
+                          config->fields.prefix, types || pattern ? name : "index_topk_freq", first);
     return status;
 }
 

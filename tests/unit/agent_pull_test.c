@@ -336,6 +336,33 @@ static void a_pull_without_a_destination_says_at_its_deadline_that_none_was_name
     world_close(&w);
 }
 
+/* The typical fault of an engine with several ranks: one of them does not hold what the others do. */
+static void a_pull_names_the_first_rank_that_grants_no_lease(void **state) {
+    (void)state;
+    static const struct {
+        uint32_t first, end, late; /* the ranks that hold; the one that is named */
+        const char *words;
+    } cases[] = {{0, 0, UINT32_MAX, "no lease on the request was granted"},
+                 {0, 1, 1, "1 of 2 producer ranks have granted a lease"},
+                 {1, 2, 0, "1 of 2 producer ranks have granted a lease"}};
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        world w;
+        world_request held, wanted;
+        uint64_t pulls[WORLD_MAX_RANKS];
+        world_open_model(&w, attention(4, 8, 8), TP2, ONE("D"), NULL);
+        world_request_make(&w, &w.p, "a", 48, 0, 1, &held);
+        world_request_make(&w, &w.d, "a", 48, 4, 1, &wanted);
+        wanted.request.deadline_ns = 300 * MS;
+        for (uint32_t r = cases[i].first; r < cases[i].end; r++)
+            assert_ok(kvf_agent_hold(w.p.agents[r], &held.request, NULL));
+        world_pull(&w.d, &wanted, &w.p, pulls);
+        const world_outcome *failed = world_failed(&w, w.d.agents[0], pulls[0], KVF_E_TIMEOUT);
+        assert_non_null(strstr(failed->detail, cases[i].words));
+        assert_int_equal(failed->rank, cases[i].late);
+        world_close(&w);
+    }
+}
+
 /* A hold claims all blocks that it names, a destination only those that will be written. */
 static void only_what_will_be_written_is_claimed(void **state) {
     (void)state;
@@ -633,6 +660,7 @@ int main(void) {
         cmocka_unit_test(blocks_of_the_consumer_are_read_back_by_the_producer),
         cmocka_unit_test(blocks_are_reserved_before_there_is_a_destination),
         cmocka_unit_test(a_pull_without_a_destination_says_at_its_deadline_that_none_was_named),
+        cmocka_unit_test(a_pull_names_the_first_rank_that_grants_no_lease),
         cmocka_unit_test(only_what_will_be_written_is_claimed),
         cmocka_unit_test(more_than_the_producer_holds_fails_this_request_only),
         cmocka_unit_test(ranks_of_a_producer_hold_the_same_blocks),

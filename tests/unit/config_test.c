@@ -656,9 +656,9 @@ static void an_indexer_that_does_not_fit_is_refused(void **state) {
     assert_refused(LATENT(", \"index_topk_pattern\": 7"), KVF_E_INVALID,
                    "index_topk_pattern is neither a text nor a list");
     assert_refused(LATENT(", \"index_topk_pattern\": \"SF\""), KVF_E_INVALID,
-                   "layer 0 has no indexer, and no layer before it has one");
+                   "gives layer 0 no indexer, and no layer before it has one");
     assert_refused(LATENT(", \"index_topk_freq\": 2, \"index_skip_topk_offset\": 0"), KVF_E_INVALID,
-                   "layer 0 has no indexer, and no layer before it has one");
+                   "gives layer 0 no indexer, and no layer before it has one");
     assert_refused("{\"model_type\": \"deepseek_v3\", \"num_hidden_layers\": 2, \"kv_lora_rank\": 512" BF16
                    "}",
                    KVF_E_INVALID, "qk_rope_head_dim is missing");
