@@ -553,8 +553,29 @@ static void interns_2_mobius_is_like_qwen_3_5(void **state) {
     kvf_model_free(model);
 }
 
+/* A switch for windows is on by default in some families (Flint), and off in others. */
+static void a_window_may_be_there_unless_it_is_switched_off(void **state) {
+    (void)state;
+#define FLINT(more)                                                                                          \
+    TYPE("flint")                                                                                            \
+    ", \"num_hidden_layers\": 3, \"hidden_size\": 2048, \"num_attention_heads\": 32, "                       \
+    "\"num_key_value_heads\": "                                                                              \
+    "4, \"layer_types\": [\"sliding_attention\", \"full_attention\", \"sliding_attention\"]" more BF16
+    kvf_model *model = read_model(FLINT(""));
+    assert_group(model, 0, "full", 1, 1, 4, 128);
+    assert_group(model, 1, "swa", 0, 2, 4, 128);
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 513);
+    kvf_model_free(model);
+    model = read_model(FLINT(", \"use_sliding_window\": true, \"sliding_window\": 65"));
+    assert_int_equal(kvf_model_group(model, 1)->window_tokens, 65);
+    kvf_model_free(model);
+    assert_refused(FLINT(", \"use_sliding_window\": false"), KVF_E_INVALID,
+                   "layer 0 has a window, but sliding_window is missing or not used");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_window_may_be_there_unless_it_is_switched_off),
         cmocka_unit_test(layers_have_the_heads_of_their_family),
         cmocka_unit_test(a_family_without_a_public_class_needs_its_kv_heads),
         cmocka_unit_test(dots_1_has_windows_from_a_layer_on),
