@@ -481,7 +481,7 @@ static const kvf_other_heads inkling_window = {.keeps = KVF_KEEPS_WINDOW,
 
 /* ---- what is refused ------------------------------------------------------------------------- */
 
-/* Lightning attention goes by the same name; one engine keeps its state in the model's type, another in F32. */
+/* No engine has such a key with more heads. */
 static const kvf_supported_field one_index_head[] = {
     {.field = "indexer_kv_heads", .values = "1"},
     {0},
@@ -492,6 +492,7 @@ static const kvf_supported_field one_region_head[] = {
     {0},
 };
 
+/* Lightning attention goes by the same name; one engine keeps its state in the model's type, another in F32. */
 static const kvf_supported_field bailing_supported[] = {
     {.field = "short_conv_kernel_size", .otherwise = "a model with lightning attention"},
     {.field = "use_mla_nope", .values = "false"},
