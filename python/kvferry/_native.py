@@ -409,13 +409,13 @@ def bytes_of(value: Any, allowed: str = "bytes") -> bytes:
     return bytes(value)
 
 
-def nanoseconds(seconds: float | None) -> int:
-    """A duration; 0 for None, which makes the library use its default."""
+def nanoseconds(seconds: float | None, name: str) -> int:
+    """The duration that an argument of this name gives; 0 for None: the library uses its default."""
     if seconds is None:
         return 0
-    seconds = real_number(seconds, "a duration")
+    seconds = real_number(seconds, name)
     if not 0 <= seconds < 1.8e10:
-        raise OutOfRangeError(f"a duration of {seconds} s; allowed: 0 to 1.8e10")
+        raise OutOfRangeError(f"{name} is {seconds} s; allowed: 0 to 1.8e10")
     # A duration that rounds to 0 must not become the default.
     return max(round(seconds * 1e9), 1)
 

@@ -162,10 +162,10 @@ class Agent(Requests, Events, Looks, Allocating):
             grants=arena.array("kvf_key_grant", [grant_fields(grant, arena) for grant in grants]),
             grant_count=len(grants),
             insecure=insecure,
-            lease_ns=nanoseconds(lease),
-            heartbeat_ns=nanoseconds(heartbeat),
-            peer_timeout_ns=nanoseconds(peer_timeout),
-            idle_ns=nanoseconds(idle),
+            lease_ns=nanoseconds(lease, "lease"),
+            heartbeat_ns=nanoseconds(heartbeat, "heartbeat"),
+            peer_timeout_ns=nanoseconds(peer_timeout, "peer_timeout"),
+            idle_ns=nanoseconds(idle, "idle"),
             max_peers=max_peers,
             max_requests_per_peer=max_requests_per_peer,
             max_connections=max_connections,
@@ -183,7 +183,7 @@ class Agent(Requests, Events, Looks, Allocating):
             slot_bytes=slot_bytes,
             workers=workers,
             convert=dtype_set(convert),
-            remember_ns=nanoseconds(remember),
+            remember_ns=nanoseconds(remember, "remember"),
             trace_requests=trace_requests,
             local_commands=local_commands,
             max_connections_per_second=max_connections_per_second,
@@ -372,4 +372,6 @@ class Agent(Requests, Events, Looks, Allocating):
         arena = Arena()
         with self._session.using() as pointer:
             target = arena.new("kvf_contact", **contact_fields(contact, arena))
-            return int(take(lib.kvf_agent_connect, "uint64_t", pointer, target, nanoseconds(deadline)))
+            return int(
+                take(lib.kvf_agent_connect, "uint64_t", pointer, target, nanoseconds(deadline, "deadline"))
+            )

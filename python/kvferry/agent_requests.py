@@ -155,7 +155,9 @@ class Requests:
         way: Way = Way.AUTO,
         records: Sequence[Record] = (),
         by_layer: bool = False,
+        limit: str = "deadline",
     ) -> int:
+        """`limit`: the caller's name for the deadline."""
         if bytes_per_second is not None and whole_number(bytes_per_second, "bytes_per_second") <= 0:
             raise OutOfRangeError(
                 f"bytes_per_second is {bytes_per_second}; allowed: 1 and more, or None (no cap)"
@@ -169,9 +171,9 @@ class Requests:
             id=id_fields(request_id, arena),
             groups=groups_in(groups, arena),
             group_count=0 if groups is None else len(groups),
-            deadline_ns=nanoseconds(deadline),
+            deadline_ns=nanoseconds(deadline, limit),
             consumers=consumers or 0,
-            patience_ns=nanoseconds(patience),
+            patience_ns=nanoseconds(patience, "patience"),
             priority=priority,
             bytes_per_second=bytes_per_second or 0,
             after=_ready_event(after, arena),
@@ -213,7 +215,14 @@ class Requests:
         Raises ExistsError (the id is held already, or a block is being filled), OutOfRangeError, InvalidError.
         """
         return self._submit(
-            lib.kvf_agent_hold, request_id, groups, lease, consumers, after=after, records=records
+            lib.kvf_agent_hold,
+            request_id,
+            groups,
+            lease,
+            consumers,
+            after=after,
+            records=records,
+            limit="lease",
         )
 
     def pull(
@@ -448,7 +457,11 @@ class Requests:
         directory).
         """
         with self._session.using() as pointer:
-            call(lib.kvf_agent_drain, pointer, NO_LIMIT if deadline is None else nanoseconds(deadline))
+            call(
+                lib.kvf_agent_drain,
+                pointer,
+                NO_LIMIT if deadline is None else nanoseconds(deadline, "deadline"),
+            )
 
     def resume(self) -> None:
         """Takes a drain back, whether it is under way or has ended: new requests are accepted again.

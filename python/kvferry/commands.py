@@ -177,7 +177,7 @@ def ask(
         "kvf_command",
         verb=arena.text(verb),
         request={"data": ffi.NULL, "size": 0} if not request else id_fields(request, arena),
-        deadline_ns=nanoseconds(deadline),
+        deadline_ns=nanoseconds(deadline, "deadline"),
         **records_in(records, arena),
     )
     if peer is not None:
@@ -185,7 +185,7 @@ def ask(
     options = arena.new(
         "kvf_ask_options",
         **key_fields(keys, arena),
-        timeout_ns=nanoseconds(timeout),
+        timeout_ns=nanoseconds(timeout, "timeout"),
     )
     where = ffi.new("kvf_contact *", fields)
     asked = take(lib.kvf_ask, "kvf_asked *", where, command, options)

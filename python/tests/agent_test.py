@@ -569,8 +569,10 @@ def test_bad_requests_are_refused_with_a_sentence(pair: Pair) -> None:
         pair.producer.block(0, 4000)
     with pytest.raises(ParseError):
         pair.producer.introduce(b"nonsense")
-    with pytest.raises(OutOfRangeError, match="a duration of -1"):
+    with pytest.raises(OutOfRangeError, match=r"lease is -1\.0 s; allowed: 0 to 1\.8e10"):
         pair.producer.hold("r", HELD, lease=-1)
+    with pytest.raises(OutOfRangeError, match=r"patience is -1\.0 s"):
+        pair.consumer.pull("r", pair.producer.contact, HELD, patience=-1)
     with pytest.raises(OutOfRangeError, match="timeout is nan"):
         pair.producer.wait_event(timeout=float("nan"))
     with pytest.raises(OutOfRangeError, match="timeout is nan"):
