@@ -10,32 +10,10 @@
 
 #include <cmocka.h>
 
+#include "config_reading.h"
 #include "model/config.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
-
-static kvf_model *read_with(const char *json, const kvf_config_options *options) {
-    kvf_model *model = NULL;
-    if (kvf_model_from_config(json, strlen(json), options, &model) != KVF_OK)
-        fail_msg("%s", kvf_error_detail());
-    if (kvf_model_note(model, 0))
-        fail_msg("%s", kvf_model_note(model, 0));
-    return model;
-}
-
-static void assert_refused_with(const char *json, const kvf_config_options *options, kvf_status status,
-                                const char *words) {
-    kvf_model *model = NULL;
-    kvf_status got = kvf_model_from_config(json, strlen(json), options, &model);
-    if (got != status || !strstr(kvf_error_detail(), words))
-        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(status), words, kvf_status_name(got),
-                 kvf_error_detail());
-    assert_null(model);
-}
-
-static void assert_refused(const char *json, kvf_status status, const char *words) {
-    assert_refused_with(json, NULL, status, words);
-}
 
 /* Layers in letters: W a window alone, S four tokens an entry, H 128 tokens an entry. */
 static const char *ratio_of(char letter) {

@@ -10,37 +10,10 @@
 
 #include <cmocka.h>
 
-#include <kvferry/model.h>
+#include "config_reading.h"
 
 static kvf_model *read_model(const char *json) {
-    kvf_model *model = NULL;
-    if (kvf_model_from_config(json, strlen(json), NULL, &model) != KVF_OK)
-        fail_msg("%s: %s", json, kvf_error_detail());
-    if (kvf_model_note(model, 0))
-        fail_msg("%s", kvf_model_note(model, 0));
-    return model;
-}
-
-static void assert_refused(const char *json, kvf_status wanted, const char *words) {
-    kvf_model *model = NULL;
-    kvf_status status = kvf_model_from_config(json, strlen(json), NULL, &model);
-    if (status != wanted || !strstr(kvf_error_detail(), words))
-        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(wanted), words, kvf_status_name(status),
-                 status ? kvf_error_detail() : "");
-    assert_null(model);
-}
-
-static void assert_group(const kvf_model *model, uint32_t g, const char *name, uint32_t first_layer,
-                         uint32_t layer_count, uint32_t kv_heads, uint32_t head_dim) {
-    const kvf_group_desc *group = kvf_model_group(model, g);
-    assert_non_null(group);
-    assert_string_equal(group->name, name);
-    assert_int_equal(group->layers[0], first_layer);
-    assert_int_equal(group->layer_count, layer_count);
-    for (uint32_t p = 0; p < 2; p++) {
-        assert_int_equal(group->parts[p].units, kv_heads);
-        assert_int_equal(group->parts[p].cell_elements, head_dim);
-    }
+    return read_with(json, NULL);
 }
 
 #define BF16 ", \"torch_dtype\": \"bfloat16\"}"
@@ -222,8 +195,8 @@ static void layers_have_the_heads_of_their_family(void **state) {
     for (size_t i = 0; i < sizeof same_everywhere / sizeof same_everywhere[0]; i++) {
         kvf_model *model = read_model(same_everywhere[i].json);
         assert_int_equal(kvf_model_group_count(model), 1);
-        assert_group(model, 0, same_everywhere[i].group, 0, same_everywhere[i].layers,
-                     same_everywhere[i].kv_heads, same_everywhere[i].head_dim);
+        assert_kv_group(model, 0, same_everywhere[i].group, 0, same_everywhere[i].layers,
+                        same_everywhere[i].kv_heads, same_everywhere[i].head_dim);
         assert_int_equal(kvf_model_group(model, 0)->window_tokens, same_everywhere[i].window_tokens);
         kvf_model_free(model);
     }
@@ -246,8 +219,8 @@ static void dots_1_has_windows_from_a_layer_on(void **state) {
     kvf_model *model =
         read_model(TYPE("dots1") LARGE ", \"num_key_value_heads\": 32, \"max_window_layers\": 30" BF16);
     assert_int_equal(kvf_model_group_count(model), 2);
-    assert_group(model, 0, "full", 0, 30, 32, 128);
-    assert_group(model, 1, "swa", 30, 2, 32, 128);
+    assert_kv_group(model, 0, "full", 0, 30, 32, 128);
+    assert_kv_group(model, 1, "swa", 30, 2, 32, 128);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 4096);
     kvf_model_free(model);
 }
@@ -258,14 +231,14 @@ static void loops_after_the_first_have_windows(void **state) {
     kvf_model *model =
         read_model(TYPE("iquestloopcoder") LARGE ", \"num_key_value_heads\": 8, \"loop_num\": 2" BF16);
     assert_int_equal(kvf_model_layer_count(model), 64);
-    assert_group(model, 0, "full", 0, 32, 8, 128);
-    assert_group(model, 1, "swa", 32, 32, 8, 128);
+    assert_kv_group(model, 0, "full", 0, 32, 8, 128);
+    assert_kv_group(model, 1, "swa", 32, 32, 8, 128);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 64);
     kvf_model_free(model);
     model = read_model(TYPE("iquestloopcoder") LARGE
                        ", \"num_key_value_heads\": 8, \"loop_num\": 3, \"loop_window_size\": 128" BF16);
-    assert_group(model, 0, "full", 0, 32, 8, 128);
-    assert_group(model, 1, "swa", 32, 64, 8, 128);
+    assert_kv_group(model, 0, "full", 0, 32, 8, 128);
+    assert_kv_group(model, 1, "swa", 32, 64, 8, 128);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 128);
     kvf_model_free(model);
     assert_refused(TYPE("iquestloopcoder") LARGE ", \"num_key_value_heads\": 8" BF16, KVF_E_UNSUPPORTED,
@@ -277,8 +250,8 @@ static void spark_and_dory_have_windows_in_most_layers(void **state) {
     kvf_model *model = read_model(TYPE("spark2_5") ", \"num_hidden_layers\": 28, \"hidden_size\": 2048, "
                                                    "\"num_attention_heads\": 8, \"num_key_value_heads\": 2, "
                                                    "\"headwise_attn_output_gate\": true" BF16);
-    assert_group(model, 0, "full", 3, 7, 2, 256);
-    assert_group(model, 1, "swa", 0, 21, 2, 256);
+    assert_kv_group(model, 0, "full", 3, 7, 2, 256);
+    assert_kv_group(model, 1, "swa", 0, 21, 2, 256);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 512);
     kvf_model_free(model);
 #define DORY(fields)                                                                                         \
@@ -287,8 +260,8 @@ static void spark_and_dory_have_windows_in_most_layers(void **state) {
     "\"num_key_value_heads\": 4, \"layer_types\": [\"sliding_attention\", \"mlp\", \"full_attention\", "     \
     "\"mlp\"], \"n_input_layers\": 1, \"n_recurrent_layers\": 2" fields BF16
     model = read_model(DORY(", \"n_recurrent_loops\": 1"));
-    assert_group(model, 0, "full", 2, 1, 4, 256);
-    assert_group(model, 1, "swa", 0, 1, 4, 256);
+    assert_kv_group(model, 0, "full", 2, 1, 4, 256);
+    assert_kv_group(model, 1, "swa", 0, 1, 4, 256);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 1024);
     kvf_model_free(model);
     assert_refused(DORY(", \"n_recurrent_loops\": 4"), KVF_E_UNSUPPORTED,
@@ -306,8 +279,8 @@ static void spark_and_dory_have_windows_in_most_layers(void **state) {
 static void diffusion_gemma_has_other_heads_without_a_flag(void **state) {
     (void)state;
     kvf_model *model = read_model(DIFFUSION(", \"use_bidirectional_attention\": \"vision\""));
-    assert_group(model, 0, "full", 5, 2, 2, 512);
-    assert_group(model, 1, "swa", 0, 10, 4, 256);
+    assert_kv_group(model, 0, "full", 5, 2, 2, 512);
+    assert_kv_group(model, 1, "swa", 0, 10, 4, 256);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 512);
     kvf_model_free(model);
     assert_refused(DIFFUSION(", \"use_bidirectional_attention\": \"all\""), KVF_E_UNSUPPORTED,
@@ -369,9 +342,9 @@ static void blocks_have_kv_heads_of_their_own_or_no_attention(void **state) {
         read_model(NAS(GROUPS_OF("8") "," NO_ATTENTION "," GROUPS_OF("16") "," GROUPS_OF("8")));
     assert_int_equal(kvf_model_layer_count(model), 4);
     assert_int_equal(kvf_model_group_count(model), 2);
-    assert_group(model, 0, "full", 0, 2, 8, 128);
+    assert_kv_group(model, 0, "full", 0, 2, 8, 128);
     assert_int_equal(kvf_model_group(model, 0)->layers[1], 3);
-    assert_group(model, 1, "full.2", 2, 1, 4, 128);
+    assert_kv_group(model, 1, "full.2", 2, 1, 4, 128);
     kvf_model_free(model);
 }
 
@@ -417,7 +390,7 @@ static void zamba_2_has_a_state_in_every_layer_and_attention_in_some(void **stat
     for (size_t i = 0; i < 2; i++) {
         (void)snprintf(json, sizeof json, ZAMBA("%s"), widths[i]);
         kvf_model *model = read_model(json);
-        assert_group(model, 0, "full", 1, 1, 32, 224);
+        assert_kv_group(model, 0, "full", 1, 1, 32, 224);
         const kvf_group_desc *group = kvf_model_group(model, 1);
         assert_int_equal(group->layer_count, 3);
         assert_int_equal(group->parts[0].units, 7168);
@@ -534,7 +507,7 @@ static void alice_ai_has_kv_heads_and_a_delta_state(void **state) {
     "\"linear_attention\", \"full_attention\"], \"linear_conv_kernel_dim\": 4, "                             \
     "\"linear_num_key_heads\": 16, \"linear_key_head_dim\": 128" fields BF16
     kvf_model *model = read_model(ALICE(", \"linear_num_value_heads\": 16, \"linear_value_head_dim\": 128"));
-    assert_group(model, 0, "full", 3, 1, 2, 256);
+    assert_kv_group(model, 0, "full", 3, 1, 2, 256);
     assert_state(model, 1, 0, 3, 3, 2048, 2048, 16, 16384, KVF_DTYPE_F32);
     kvf_model_free(model);
     assert_refused(ALICE(", \"linear_num_value_heads\": 32, \"linear_value_head_dim\": 128"), KVF_E_INVALID,
@@ -548,7 +521,7 @@ static void interns_2_mobius_is_like_qwen_3_5(void **state) {
         "\"num_hidden_layers\": 4, \"hidden_size\": 2048, \"num_attention_heads\": 16, "
         "\"num_key_value_heads\": 2, \"head_dim\": 256, \"num_blocks\": 4, "
         "\"full_attention_interval\": 4" GDN "}" BF16);
-    assert_group(model, 0, "full", 3, 1, 2, 256);
+    assert_kv_group(model, 0, "full", 3, 1, 2, 256);
     assert_state(model, 1, 0, 3, 3, 512, 2048, 16, 8192, KVF_DTYPE_BF16);
     kvf_model_free(model);
 }
@@ -562,8 +535,8 @@ static void a_window_may_be_there_unless_it_is_switched_off(void **state) {
     "\"num_key_value_heads\": "                                                                              \
     "4, \"layer_types\": [\"sliding_attention\", \"full_attention\", \"sliding_attention\"]" more BF16
     kvf_model *model = read_model(FLINT(""));
-    assert_group(model, 0, "full", 1, 1, 4, 128);
-    assert_group(model, 1, "swa", 0, 2, 4, 128);
+    assert_kv_group(model, 0, "full", 1, 1, 4, 128);
+    assert_kv_group(model, 1, "swa", 0, 2, 4, 128);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 513);
     kvf_model_free(model);
     model = read_model(FLINT(", \"use_sliding_window\": true, \"sliding_window\": 65"));

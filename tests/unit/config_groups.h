@@ -1,30 +1,13 @@
 /*
- * For tests of configurations: a model is read, or refused, and its groups are compared with what is expected.
+ * For tests of configurations: the groups of a model are compared with those that it should have.
  */
 #ifndef KVF_TESTS_CONFIG_GROUPS_H
 #define KVF_TESTS_CONFIG_GROUPS_H
 
+#include "config_reading.h"
 #include "model/config.h"
 
-static kvf_model *read_with(const char *json, const kvf_config_options *options) {
-    kvf_model *model = NULL;
-    if (kvf_model_from_config(json, strlen(json), options, &model) != KVF_OK)
-        fail_msg("%s", kvf_error_detail());
-    for (uint32_t n = 0; kvf_model_note(model, n); n++)
-        fail_msg("a needless note: %s", kvf_model_note(model, n));
-    return model;
-}
-
-static void assert_refused(const char *json, kvf_status status, const char *words) {
-    kvf_model *model = NULL;
-    kvf_status got = kvf_model_from_config(json, strlen(json), NULL, &model);
-    if (got != status || !strstr(kvf_error_detail(), words))
-        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(status), words, kvf_status_name(got),
-                 kvf_error_detail());
-    assert_null(model);
-}
-
-/* What is expected of a group; its parts as text, each "name:dtype:units:rows x elements of a cell". */
+/* A group that a model should have; its parts as text, each "name:dtype:units:rows x elements of a cell". */
 typedef struct expected_group {
     const char *name;
     uint32_t layers, first_layer;

@@ -11,21 +11,10 @@
 
 #include <cmocka.h>
 
+#include "config_reading.h"
 #include "model/config.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
-
-static void assert_failure(kvf_status got, kvf_status status, const char *words) {
-    if (got != status || !strstr(kvf_error_detail(), words))
-        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(status), words, kvf_status_name(got),
-                 kvf_error_detail());
-}
-
-static void assert_refused(const char *json, kvf_status status, const char *words) {
-    kvf_model *model = NULL;
-    assert_failure(kvf_model_from_config(json, strlen(json), NULL, &model), status, words);
-    assert_null(model);
-}
 
 static void assert_accepted(const char *json) {
     kvf_model *model = NULL;

@@ -10,28 +10,10 @@
 
 #include <cmocka.h>
 
+#include "config_reading.h"
 #include "model/config.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
-
-static kvf_model *read_with(const char *json, const kvf_config_options *options) {
-    kvf_model *model = NULL;
-    if (kvf_model_from_config(json, strlen(json), options, &model) != KVF_OK)
-        fail_msg("%s", kvf_error_detail());
-    return model;
-}
-
-static void assert_failure(kvf_status got, kvf_status status, const char *words) {
-    if (got != status || !strstr(kvf_error_detail(), words))
-        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(status), words, kvf_status_name(got),
-                 kvf_error_detail());
-}
-
-static void assert_refused(const char *json, kvf_status status, const char *words) {
-    kvf_model *model = NULL;
-    assert_failure(kvf_model_from_config(json, strlen(json), NULL, &model), status, words);
-    assert_null(model);
-}
 
 static const kvf_group_desc *group_named(const kvf_model *model, const char *name) {
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++)
@@ -60,7 +42,7 @@ static void assert_layers(const kvf_model *model, const char *letters) {
 }
 
 static void assert_layers_of(const char *json, const char *letters) {
-    kvf_model *model = read_with(json, NULL);
+    kvf_model *model = read_noted(json, NULL);
     assert_layers(model, letters);
     kvf_model_free(model);
 }
@@ -189,7 +171,7 @@ static void every_shipped_model_is_listed_and_tested(void **state) {
 
 static void heads_without_kv_heads_are_multi_head_attention(void **state) {
     (void)state;
-    kvf_model *model = read_with(LLAMA_WITH(""), NULL);
+    kvf_model *model = read_noted(LLAMA_WITH(""), NULL);
     const kvf_group_desc *full = kvf_model_group(model, 0);
     assert_string_equal(kvf_model_name(model), "llama");
     assert_string_equal(full->name, "full");
@@ -201,21 +183,21 @@ static void heads_without_kv_heads_are_multi_head_attention(void **state) {
 
 static void one_kv_head_is_multi_query_attention(void **state) {
     (void)state;
-    kvf_model *model = read_with(LLAMA_WITH(", \"num_key_value_heads\": 1"), NULL);
+    kvf_model *model = read_noted(LLAMA_WITH(", \"num_key_value_heads\": 1"), NULL);
     assert_int_equal(kvf_model_group(model, 0)->parts[0].units, 1);
     kvf_model_free(model);
 }
 
 static void a_head_size_that_is_given_need_not_divide_the_hidden_size(void **state) {
     (void)state;
-    kvf_model *model = read_with(LLAMA_WITH(", \"head_dim\": 100"), NULL);
+    kvf_model *model = read_noted(LLAMA_WITH(", \"head_dim\": 100"), NULL);
     assert_int_equal(kvf_model_group(model, 0)->parts[1].cell_elements, 100);
     kvf_model_free(model);
 }
 
 static void a_field_that_is_null_counts_as_not_given(void **state) {
     (void)state;
-    kvf_model *model = read_with(LLAMA_WITH(", \"head_dim\": null, \"num_key_value_heads\": null"), NULL);
+    kvf_model *model = read_noted(LLAMA_WITH(", \"head_dim\": null, \"num_key_value_heads\": null"), NULL);
     assert_int_equal(kvf_model_group(model, 0)->parts[0].cell_elements, 64);
     assert_int_equal(kvf_model_group(model, 0)->parts[0].units, 8);
     kvf_model_free(model);
@@ -226,7 +208,7 @@ static void options_choose_the_cache_type_and_the_name(void **state) {
     const kvf_config_options options = {
         .struct_size = sizeof options, .name = "mine", .cache_dtype = KVF_DTYPE_F8_E4M3};
     /* the configuration needs no dtype of its own then */
-    kvf_model *model = read_with("{" LLAMA "}", &options);
+    kvf_model *model = read_noted("{" LLAMA "}", &options);
     assert_string_equal(kvf_model_name(model), "mine");
     assert_int_equal(kvf_group_step_bytes(kvf_model_group(model, 0)), 2 * 8 * 64);
     kvf_model_free(model);
@@ -238,7 +220,7 @@ static void scales_are_parts_beside_k_and_v(void **state) {
                                   .cache_dtype = KVF_DTYPE_I8,
                                   .scale_dtype = KVF_DTYPE_F32,
                                   .scale_per_head = true};
-    kvf_model *model = read_with(LLAMA_WITH(", \"num_key_value_heads\": 4"), &options);
+    kvf_model *model = read_noted(LLAMA_WITH(", \"num_key_value_heads\": 4"), &options);
     const kvf_group_desc *full = kvf_model_group(model, 0);
     assert_int_equal(full->part_count, 4);
     assert_part(&full->parts[0], "k", KVF_DTYPE_I8, 4, 1, 64, 1, 0, KVF_TP_SPLIT);
@@ -247,7 +229,7 @@ static void scales_are_parts_beside_k_and_v(void **state) {
     kvf_model_free(model);
 
     options.scale_per_head = false;
-    model = read_with(LLAMA_WITH(", \"num_key_value_heads\": 4"), &options);
+    model = read_noted(LLAMA_WITH(", \"num_key_value_heads\": 4"), &options);
     full = kvf_model_group(model, 0);
     assert_part(&full->parts[3], "v_scale", KVF_DTYPE_F32, 1, 1, 1, 1, 1, KVF_TP_REPLICATE);
     kvf_model_free(model);
@@ -318,10 +300,10 @@ static void gemma_is_full_in_the_last_layer_of_each_period(void **state) {
 static void fields_that_a_family_leaves_out_have_its_defaults(void **state) {
     (void)state;
     kvf_model *model =
-        read_with("{\"model_type\": \"gemma3\", \"torch_dtype\": \"bfloat16\", \"text_config\": "
-                  "{\"model_type\": \"gemma3_text\", \"hidden_size\": 2560, "
-                  "\"num_hidden_layers\": 34, \"sliding_window\": 1024}}",
-                  NULL);
+        read_noted("{\"model_type\": \"gemma3\", \"torch_dtype\": \"bfloat16\", \"text_config\": "
+                   "{\"model_type\": \"gemma3_text\", \"hidden_size\": 2560, "
+                   "\"num_hidden_layers\": 34, \"sliding_window\": 1024}}",
+                   NULL);
     assert_int_equal(kvf_model_group(model, 0)->parts[0].units, 4);
     assert_int_equal(kvf_model_group(model, 0)->parts[0].cell_elements, 256);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 1024);
@@ -372,7 +354,7 @@ static void gemma_4_has_heads_of_its_own_in_full_layers(void **state) {
                                  "\"num_global_key_value_heads\": 1";
     char json[640];
     (void)snprintf(json, sizeof json, WINDOWED("gemma4_text", "2", "%s, \"attention_k_eq_v\": true"), fields);
-    kvf_model *model = read_with(json, NULL);
+    kvf_model *model = read_noted(json, NULL);
     assert_int_equal(group_named(model, "full")->parts[0].units, 1);
     assert_int_equal(group_named(model, "full")->parts[1].cell_elements, 128);
     assert_int_equal(group_named(model, "swa")->parts[0].units, 2);
@@ -381,7 +363,7 @@ static void gemma_4_has_heads_of_its_own_in_full_layers(void **state) {
 
     (void)snprintf(json, sizeof json, WINDOWED("gemma4_text", "2", "%s, \"attention_k_eq_v\": false"),
                    fields);
-    model = read_with(json, NULL);
+    model = read_noted(json, NULL);
     assert_int_equal(group_named(model, "full")->parts[0].units, 2);
     kvf_model_free(model);
 }
@@ -397,7 +379,7 @@ static void assert_heads(const kvf_model *model, const char *group, uint32_t kv_
 
 static void assert_heads_of(const char *json, const char *group, uint32_t kv_heads, uint32_t head_dim,
                             uint32_t v_head_dim) {
-    kvf_model *model = read_with(json, NULL);
+    kvf_model *model = read_noted(json, NULL);
     assert_heads(model, group, kv_heads, head_dim, v_head_dim);
     if (kvf_model_note(model, 0))
         fail_msg("%s", kvf_model_note(model, 0));
@@ -460,7 +442,7 @@ static void mimo_2_has_smaller_values_and_other_heads_in_windows(void **state) {
         MIMO("mimo_v2_flash", ", \"hybrid_layer_pattern\": [0, 1, 1], \"sliding_window\": 64, "
                               "\"sliding_window_size\": 64, \"swa_num_attention_heads\": 20, "
                               "\"swa_num_key_value_heads\": 5, \"swa_head_dim\": 10, \"swa_v_head_dim\": 6");
-    kvf_model *model = read_with(published, NULL);
+    kvf_model *model = read_noted(published, NULL);
     assert_layers(model, "FWW");
     assert_int_equal(group_named(model, "swa")->window_tokens, 64);
     kvf_model_free(model);
@@ -538,10 +520,10 @@ static void llama_4_has_chunks_where_positions_rotate(void **state) {
 static void the_text_model_of_a_multimodal_one_is_read(void **state) {
     (void)state;
     kvf_model *model =
-        read_with("{\"model_type\": \"mistral3\", \"vision_config\": {\"num_hidden_layers\": 7}, "
-                  "\"text_config\": {\"model_type\": \"mistral\", \"num_hidden_layers\": 3, " HEADS
-                  ", \"sliding_window\": null}}",
-                  NULL);
+        read_noted("{\"model_type\": \"mistral3\", \"vision_config\": {\"num_hidden_layers\": 7}, "
+                   "\"text_config\": {\"model_type\": \"mistral\", \"num_hidden_layers\": 3, " HEADS
+                   ", \"sliding_window\": null}}",
+                   NULL);
     assert_string_equal(kvf_model_name(model), "mistral3");
     assert_layers(model, "FFF");
     kvf_model_free(model);
@@ -550,11 +532,11 @@ static void the_text_model_of_a_multimodal_one_is_read(void **state) {
 static void the_text_model_of_one_that_speaks_is_in_its_thinker(void **state) {
     (void)state;
     kvf_model *model =
-        read_with("{\"model_type\": \"qwen2_5_omni\", \"dtype\": \"float16\", "
-                  "\"talker_config\": {\"num_hidden_layers\": 7}, \"thinker_config\": "
-                  "{\"model_type\": \"qwen2_5_omni_thinker\", \"text_config\": "
-                  "{\"model_type\": \"qwen2_5_omni_text\", \"num_hidden_layers\": 3, " HEADS "}}}",
-                  NULL);
+        read_noted("{\"model_type\": \"qwen2_5_omni\", \"dtype\": \"float16\", "
+                   "\"talker_config\": {\"num_hidden_layers\": 7}, \"thinker_config\": "
+                   "{\"model_type\": \"qwen2_5_omni_thinker\", \"text_config\": "
+                   "{\"model_type\": \"qwen2_5_omni_text\", \"num_hidden_layers\": 3, " HEADS "}}}",
+                   NULL);
     assert_string_equal(kvf_model_name(model), "qwen2_5_omni");
     assert_layers(model, "FFF");
     kvf_model_free(model);
@@ -571,7 +553,7 @@ static void the_text_model_of_one_that_speaks_is_in_its_thinker(void **state) {
 
 static void a_latent_is_one_replicated_unit(void **state) {
     (void)state;
-    kvf_model *model = read_with(LATENT_OF("deepseek_v3", ""), NULL);
+    kvf_model *model = read_noted(LATENT_OF("deepseek_v3", ""), NULL);
     const kvf_group_desc *mla = kvf_model_group(model, 0);
     assert_string_equal(mla->name, "mla");
     assert_int_equal(mla->part_count, 1);
@@ -582,7 +564,7 @@ static void a_latent_is_one_replicated_unit(void **state) {
 static void an_indexer_adds_its_key_and_the_scale_of_it(void **state) {
     (void)state;
     const kvf_config_options options = {.struct_size = sizeof options, .cache_dtype = KVF_DTYPE_F16};
-    kvf_model *model = read_with(LATENT(", \"index_head_dim\": 128"), &options);
+    kvf_model *model = read_noted(LATENT(", \"index_head_dim\": 128"), &options);
     const kvf_group_desc *mla = kvf_model_group(model, 0);
     assert_int_equal(mla->part_count, 3);
     assert_part(&mla->parts[0], "latent", KVF_DTYPE_F16, 1, 1, 576, 1, 0, KVF_TP_REPLICATE);
@@ -593,7 +575,7 @@ static void an_indexer_adds_its_key_and_the_scale_of_it(void **state) {
 
 static void a_family_that_always_has_an_indexer_has_its_default(void **state) {
     (void)state;
-    kvf_model *model = read_with(LATENT_OF("glm_moe_dsa", ""), NULL);
+    kvf_model *model = read_noted(LATENT_OF("glm_moe_dsa", ""), NULL);
     assert_int_equal(kvf_model_group(model, 0)->part_count, 3);
     assert_int_equal(kvf_model_group(model, 0)->parts[1].cell_elements, 128);
     kvf_model_free(model);
@@ -607,7 +589,7 @@ static void assert_indexers(const char *type, const char *fields, const char *wa
                    "{\"model_type\": \"%s\", \"num_hidden_layers\": 11, \"kv_lora_rank\": 64, "
                    "\"qk_rope_head_dim\": 8" BF16 "%s}",
                    type, fields);
-    kvf_model *model = read_with(json, NULL);
+    kvf_model *model = read_noted(json, NULL);
     for (uint32_t g = 0; g < kvf_model_group_count(model); g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         assert_string_equal(group->name, g ? "mla.2" : "mla");
@@ -700,7 +682,7 @@ static void mamba_1_keeps_x_and_a_state_for_each_channel(void **state) {
 
 static void a_short_convolution_keeps_x_and_no_recurrent_state(void **state) {
     (void)state;
-    kvf_model *model = read_with(
+    kvf_model *model = read_noted(
         LFM2(", \"full_attn_idxs\": [2], \"conv_dim\": 64, \"conv_dim_out\": 64, \"num_heads\": 8"), NULL);
     assert_layers(model, "SSFS");
     assert_null(kvf_model_note(model, 0));
@@ -758,7 +740,7 @@ static void the_state_type_is_asked_for_or_said_or_the_models(void **state) {
         /* the attention's type does not touch the state */
         const kvf_config_options options = {
             .struct_size = sizeof options, .cache_dtype = KVF_DTYPE_F8_E4M3, .state_dtype = cases[i].asked};
-        kvf_model *model = read_with(json, &options);
+        kvf_model *model = read_noted(json, &options);
         assert_int_equal(kvf_model_group(model, 0)->parts[0].dtype, KVF_DTYPE_BF16);
         assert_int_equal(kvf_model_group(model, 0)->parts[3].dtype, cases[i].dtype);
         kvf_model_free(model);
@@ -783,7 +765,7 @@ static void layers_may_keep_both_attention_and_a_state(void **state) {
 static void a_head_size_of_auto_follows_from_the_inner_width(void **state) {
     (void)state;
     kvf_model *model =
-        read_with(HYBRID("bamba", "3", ", \"mamba_d_head\": \"auto\", \"attn_layer_indices\": [1]"), NULL);
+        read_noted(HYBRID("bamba", "3", ", \"mamba_d_head\": \"auto\", \"attn_layer_indices\": [1]"), NULL);
     assert_layers(model, "SFS");
     assert_int_equal(group_named(model, "ssm")->parts[3].cell_elements, 2 * 64 / 8 * 16);
     kvf_model_free(model);
@@ -824,8 +806,8 @@ static void state_fields_that_contradict_each_other_are_refused(void **state) {
 
 static void kimi_linear_is_the_same_in_the_fields_of_its_own_and_in_those_of_its_class(void **state) {
     (void)state;
-    kvf_model *own = read_with(KIMI("[2]", "[1, 3]"), NULL);
-    kvf_model *saved = read_with(
+    kvf_model *own = read_noted(KIMI("[2]", "[1, 3]"), NULL);
+    kvf_model *saved = read_noted(
         "{\"model_type\": \"kimi_linear\", \"num_hidden_layers\": 3, \"kv_lora_rank\": 8, "
         "\"qk_rope_head_dim\": 8" BF16 ", \"linear_num_heads\": 2, \"linear_head_dim\": 4, "
         "\"linear_conv_kernel_dim\": 4, \"layer_types\": [\"linear_attention\", \"full_attention\", "

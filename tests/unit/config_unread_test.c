@@ -9,22 +9,10 @@
 
 #include <cmocka.h>
 
-#include <kvferry/model.h>
+#include "config_reading.h"
 
 static kvf_model *read_model(const char *json) {
-    kvf_model *model = NULL;
-    if (kvf_model_from_config(json, strlen(json), NULL, &model) != KVF_OK)
-        fail_msg("%s: %s", json, kvf_error_detail());
-    return model;
-}
-
-static void assert_refused(const char *json, kvf_status wanted, const char *words) {
-    kvf_model *model = NULL;
-    kvf_status status = kvf_model_from_config(json, strlen(json), NULL, &model);
-    if (status != wanted || !strstr(kvf_error_detail(), words))
-        fail_msg("wanted %s with \"%s\", got %s: %s", kvf_status_name(wanted), words, kvf_status_name(status),
-                 status ? kvf_error_detail() : "");
-    assert_null(model);
+    return read_noted(json, NULL);
 }
 
 static void assert_same(const char *one, const char *other) {
@@ -34,19 +22,6 @@ static void assert_same(const char *one, const char *other) {
         fail_msg("%s", kvf_error_detail());
     kvf_model_free(a);
     kvf_model_free(b);
-}
-
-static void assert_group(const kvf_model *model, uint32_t g, const char *name, uint32_t first_layer,
-                         uint32_t layer_count, uint32_t kv_heads, uint32_t head_dim) {
-    const kvf_group_desc *group = kvf_model_group(model, g);
-    assert_non_null(group);
-    assert_string_equal(group->name, name);
-    assert_int_equal(group->layers[0], first_layer);
-    assert_int_equal(group->layer_count, layer_count);
-    for (uint32_t p = 0; p < 2; p++) {
-        assert_int_equal(group->parts[p].units, kv_heads);
-        assert_int_equal(group->parts[p].cell_elements, head_dim);
-    }
 }
 
 /* ---- layers one by one ----------------------------------------------------------------------- */
@@ -66,8 +41,8 @@ static void both_forms_of_gemma_4_are_the_same_model(void **state) {
     static const char saved[] = GEMMA(BY_LAYER("\"2\": " SMALL ", \"3\": " SMALL));
     kvf_model *model = read_model(saved);
     assert_int_equal(kvf_model_group_count(model), 2);
-    assert_group(model, 0, "full", 2, 2, 2, 64);
-    assert_group(model, 1, "swa", 0, 2, 4, 32);
+    assert_kv_group(model, 0, "full", 2, 2, 2, 64);
+    assert_kv_group(model, 1, "swa", 0, 2, 4, 32);
     assert_null(kvf_model_note(model, 0));
     kvf_model_free(model);
     assert_same(old, saved);
@@ -81,10 +56,10 @@ static void missing_fields_of_layers_are_not_guessed(void **state) {
     (void)state;
     /* no layer differs: head_dim holds, and not the 512 that hold if neither form is there */
     kvf_model *model = read_model(GEMMA(BY_LAYER("")));
-    assert_group(model, 0, "full", 2, 2, 4, 32);
+    assert_kv_group(model, 0, "full", 2, 2, 4, 32);
     kvf_model_free(model);
     model = read_model(GEMMA(""));
-    assert_group(model, 0, "full", 2, 2, 4, 512);
+    assert_kv_group(model, 0, "full", 2, 2, 4, 512);
     kvf_model_free(model);
 }
 
@@ -92,10 +67,10 @@ static void layers_of_one_kind_with_other_heads_are_groups_of_their_own(void **s
     (void)state;
     kvf_model *model = read_model(GEMMA(BY_LAYER("\"1\": {\"head_dim\": 16}, \"3\": " SMALL)));
     assert_int_equal(kvf_model_group_count(model), 4);
-    assert_group(model, 0, "full", 2, 1, 4, 32);
-    assert_group(model, 1, "full.2", 3, 1, 2, 64);
-    assert_group(model, 2, "swa", 0, 1, 4, 32);
-    assert_group(model, 3, "swa.2", 1, 1, 4, 16);
+    assert_kv_group(model, 0, "full", 2, 1, 4, 32);
+    assert_kv_group(model, 1, "full.2", 3, 1, 2, 64);
+    assert_kv_group(model, 2, "swa", 0, 1, 4, 32);
+    assert_kv_group(model, 3, "swa.2", 1, 1, 4, 16);
     kvf_model_free(model);
 }
 
@@ -105,8 +80,8 @@ static void any_family_may_describe_its_layers_one_by_one(void **state) {
         "{\"model_type\": \"llama\", \"dtype\": \"float16\", \"num_hidden_layers\": 3, \"hidden_size\": 64, "
         "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"per_layer_config\": "
         "{\"1\": {\"num_key_value_heads\": 1, \"intermediate_size\": 7}}}");
-    assert_group(model, 0, "full", 0, 2, 2, 16);
-    assert_group(model, 1, "full.2", 1, 1, 1, 16);
+    assert_kv_group(model, 0, "full", 0, 2, 2, 16);
+    assert_kv_group(model, 1, "full.2", 1, 1, 1, 16);
     assert_null(kvf_model_note(model, 0));
     kvf_model_free(model);
 }
