@@ -518,8 +518,8 @@ KVF_API kvf_status kvf_agent_expect(kvf_agent *agent, const kvf_agent_request *r
 
 /**
  * Producer: begins to write a request to the consumers that expect it. `end` of each group is the request's length in
- * its steps: in tokens, that of the longest group. If all token groups have entries of several tokens, that is the end of the last
- * entry, and states must be there when its last token is. The tables need not have all blocks yet, or any:
+ * its steps: in tokens, that of the longest group. If all token groups have entries of several tokens, that is the end
+ * of the last entry, and states must be there when its last token is. The tables need not have all blocks yet, or any:
  * kvf_agent_push_ready() brings the rest.
  *
  * Event: DONE (all consumers have the request), or FAILED, with the reasons of kvf_agent_hold(), or with that for which

@@ -169,6 +169,15 @@ kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dty
     return part;
 }
 
+void kvf_config_add_row(kvf_config *config, const char *name, kvf_dtype dtype, uint32_t elements,
+                        uint32_t tensor) {
+    kvf_part_desc *part = kvf_config_add_part(config, name, dtype);
+    part->units = 1;
+    part->cell_elements = elements;
+    part->tensor = tensor;
+    part->tp_rule = KVF_TP_REPLICATE;
+}
+
 static kvf_status build(kvf_config *config, kvf_model **out) {
     config->layers = kvf_alloc(config->layer_count, KVF_CONFIG_MAX_GROUPS * sizeof *config->layers);
     if (!config->layers)

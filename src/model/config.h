@@ -353,6 +353,10 @@ void kvf_config_add_layers(kvf_config *config, kvf_keeps what);
 /** Adds a zeroed part to the group that was added last. */
 kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype);
 
+/** Adds a part of one row of `elements`, which all ranks have, to the group that was added last; `tensor` is its place. */
+void kvf_config_add_row(kvf_config *config, const char *name, kvf_dtype dtype, uint32_t elements,
+                        uint32_t tensor);
+
 /** Adds the parts of layers with these heads to the group that was added last. */
 typedef kvf_status kvf_add_heads_fn(kvf_config *config, const kvf_heads *heads);
 
@@ -372,7 +376,7 @@ bool kvf_config_has(const kvf_config *config, kvf_keeps what);
  */
 kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads);
 
-/** What block `i` of the list `name` keeps: full attention, or nothing if it has no attention. */
+/** Reads block `i` of the list `name`: it keeps full attention, or nothing if it has no attention. */
 kvf_status kvf_config_block_keeps(const kvf_config *config, const char *name, struct json_object *list,
                                   size_t i, kvf_keeps *keeps);
 

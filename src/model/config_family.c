@@ -106,7 +106,7 @@ static const kvf_layer_rule state_but_every_4th[] = {
     END,
 };
 
-/* What layers after the last whole group keep, engines do not agree on. */
+/* Engines do not agree on the layers after the last whole group. */
 static const kvf_layer_rule delta_but_last_of_group[] = {
     {.kind = KVF_RULE_PERIOD,
      .field = "layer_group_size",

@@ -132,21 +132,13 @@ kvf_status kvf_config_read_indexer(kvf_config *config) {
 
 /* ---- building -------------------------------------------------------------------------------- */
 
-static void add_part(kvf_config *config, const char *name, kvf_dtype dtype, uint32_t elements,
-                     uint32_t tensor) {
-    kvf_part_desc *part = kvf_config_add_part(config, name, dtype);
-    part->units = 1;
-    part->cell_elements = elements;
-    part->tensor = tensor;
-    part->tp_rule = KVF_TP_REPLICATE;
-}
-
 void kvf_config_add_indexer_key(kvf_config *config, uint32_t tensor) {
     const kvf_indexer_fields *names = config->family->indexer;
     uint32_t width = config->indexer.width;
-    add_part(config, "indexer", names->dtype ? names->dtype : config->dtype, width, tensor);
+    kvf_config_add_row(config, "indexer", names->dtype ? names->dtype : config->dtype, width, tensor);
     if (names->scaled)
-        add_part(config, "indexer_scale", KVF_DTYPE_F32, width / KVF_INDEXER_SCALE_ELEMENTS, tensor);
+        kvf_config_add_row(config, "indexer_scale", KVF_DTYPE_F32, width / KVF_INDEXER_SCALE_ELEMENTS,
+                           tensor);
 }
 
 void kvf_config_add_indexer(kvf_config *config) {
@@ -158,7 +150,7 @@ void kvf_config_add_indexer(kvf_config *config) {
         return;
     kvf_config_add_group(config, "indexer.state", KVF_GROUP_TOKENS)->window_tokens = tokens;
     kvf_config_add_layers(config, KVF_KEEPS_INDEXER);
-    add_part(config, "indexer_key", config->dtype, config->indexer.width, 0);
+    kvf_config_add_row(config, "indexer_key", config->dtype, config->indexer.width, 0);
     if (config->family->indexer->gated)
-        add_part(config, "indexer_gate", config->dtype, config->indexer.width, 0);
+        kvf_config_add_row(config, "indexer_gate", config->dtype, config->indexer.width, 0);
 }

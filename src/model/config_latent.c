@@ -31,11 +31,8 @@ static kvf_status refuse_scales(const kvf_config *config) {
 }
 
 static void add_latent(kvf_config *config, uint32_t width) {
-    kvf_part_desc *latent = kvf_config_add_part(
-        config, "latent", config->options.cache_dtype ? config->options.cache_dtype : config->dtype);
-    latent->units = 1;
-    latent->cell_elements = width;
-    latent->tp_rule = KVF_TP_REPLICATE;
+    kvf_dtype dtype = config->options.cache_dtype ? config->options.cache_dtype : config->dtype;
+    kvf_config_add_row(config, "latent", dtype, width, 0);
 }
 
 /* Adds the layers with attention that have an indexer of their own, or those that have none. */
@@ -173,11 +170,7 @@ static kvf_status check_rate(const kvf_config *config, const compression *way) {
 static void add_compressor(kvf_config *config, const char *name, const compression *way, uint32_t width,
                            uint32_t tensor) {
     kvf_dtype dtype = config->options.state_dtype ? config->options.state_dtype : COMPRESSOR_DTYPE;
-    kvf_part_desc *part = kvf_config_add_part(config, name, dtype);
-    part->units = 1;
-    part->cell_elements = 2 * way->overlap * width; /* width is at most 2^24 */
-    part->tensor = tensor;
-    part->tp_rule = KVF_TP_REPLICATE;
+    kvf_config_add_row(config, name, dtype, 2 * way->overlap * width, tensor); /* width is at most 2^24 */
 }
 
 static void add_compression(kvf_config *config, const compression *way, uint32_t width) {

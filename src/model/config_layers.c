@@ -157,13 +157,12 @@ static kvf_status apply_letters(kvf_config *config, const kvf_layer_rule *rule, 
     return status;
 }
 
+/* Published configurations have [] where flags are not used. */
 static kvf_status apply_flags(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {
     struct json_object *list;
     const char *field;
     kvf_status status = kvf_field_list(&config->fields, rule->field, &list, &field);
-    if (status || !list ||
-        json_object_array_length(list) == 0) /* published configurations have [] where it is not
-                                                                   used */
+    if (status || !list || json_object_array_length(list) == 0)
         return status;
     *applied = true;
     status = settle_count(config, field, json_object_array_length(list));

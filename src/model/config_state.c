@@ -201,8 +201,7 @@ static kvf_status add_parts(kvf_config *config, const state_shape *shape, kvf_dt
 
 /* ---- four convolutions beside attention -------------------------------------------------------- */
 
-/* What the attention and the MLP give is split as its channels belong to KV heads, so that a rank has its heads' part of
- * each. */
+/* The outputs of the attention and of the MLP are split by KV heads, so that a rank has the channels of its heads. */
 static kvf_status add_four(kvf_config *config, const kvf_heads *heads) {
     state_shape shape = {0};
     uint32_t hidden = 0;

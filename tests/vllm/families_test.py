@@ -206,7 +206,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 # The fields that are changed for the control: the first one that a configuration has.
 CHANGED = ("mamba_d_state", "kv_lora_rank", "head_dim", "multi_query_group_num", "num_attention_groups")
 
-# What a layer keeps: the window, and the part's name, units, elements of a cell, and rows.
+# A layer's cache: its window, and the name, units, elements of a cell and rows of each part.
 Kept = Counter[tuple[int, tuple[tuple[str, int, int, int], ...]]]
 
 
