@@ -46,6 +46,9 @@ static const subject subjects[] = {
     {1024, 8, 16, false, KVF_DTYPE_F32, KVF_DTYPE_BF16, 0},
     {1024, 8, 16, false, KVF_DTYPE_BF16, KVF_DTYPE_F16, 0},
     {256, 8, 16, true, KVF_DTYPE_BF16, KVF_DTYPE_F32, 0},
+    {1024, 8, 16, false, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3, 0},
+    {256, 8, 16, false, KVF_DTYPE_F8_E4M3, KVF_DTYPE_BF16, 0},
+    {1024, 8, 16, false, KVF_DTYPE_BF16, KVF_DTYPE_F8_E5M2, 0},
 };
 
 /* ---- a cache ---------------------------------------------------------------------------------- */

@@ -182,9 +182,9 @@ typedef struct kvf_agent_options {
     uint64_t arena_bytes;
     uint32_t workers; /**< likewise [0: the thread that makes progress copies] */
     /**
-     * Element types that may be converted into each other on the way, in both directions: a set (see KVF_DTYPE_BIT())
-     * of f32, f16 and bf16 [none]. A group whose types differ is moved only if both engines allow all of its types,
-     * and goes packed: `way` must not be KVF_WAY_DIRECT. All ranks of an engine must have the same value.
+     * Element types that may be converted into each other on the way, in both directions: a set, see KVF_DTYPE_BIT()
+     * [none]. A group whose types differ is moved only if both engines allow all of its types, and goes packed: `way`
+     * must not be KVF_WAY_DIRECT. All ranks of an engine must have the same value.
      */
     uint32_t convert;
     const char *const *convert_groups; /**< the groups that may be converted; NULL: all. Copied */

@@ -37,8 +37,8 @@ typedef struct kvf_plan_options {
     const uint32_t *groups;
     uint32_t group_count;
     /**
-     * Element types that may be converted into each other on the way, a set (see KVF_DTYPE_BIT()) of f32, f16 and bf16;
-     * 0: none, and groups whose types differ are refused.
+     * Element types that may be converted into each other on the way, a set, see KVF_DTYPE_BIT(); 0: none, and groups
+     * whose types differ are refused.
      */
     uint32_t convert;
 } kvf_plan_options;

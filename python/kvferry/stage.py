@@ -104,7 +104,7 @@ class Stage(OfOneProcess):
         workers: threads that gather and scatter; 0: Transport.progress() does it itself; up to 16
         stall: seconds after which a flow is ended if its peer owes a message and is silent; None: 30 s
         doubt: seconds for which slots are kept that a lost peer may still touch; None: 30 s
-        convert: element types (of f32, f16, bf16) between which peers' flows may be converted
+        convert: element types (of f32, f16, bf16, f8_e4m3, f8_e5m2) between which peers' flows may be converted
         convert_groups: the groups to which `convert` applies; None: all
         permit: called with a FlowRequest, from Transport.progress(), when a peer begins a flow; returns whether
             the peer may. It may call nothing of the stage. If it raises, progress() raises the same, and the

@@ -268,7 +268,8 @@ static kvf_status take_convert(kvf_agent *agent) {
     kvf_agent_options *o = &agent->options;
     const kvf_model *model = kvf_engine_model(agent->engine);
     if (o->convert & ~KVF_CONVERTED_DTYPES)
-        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed: the bits of f32, f16 and bf16, 0x%x",
+        return kvf_fail(KVF_E_INVALID,
+                        "convert is 0x%x; allowed: the bits of f32, f16, bf16, f8_e4m3 and f8_e5m2, 0x%x",
                         o->convert, KVF_CONVERTED_DTYPES);
     if (o->convert && o->way == KVF_WAY_DIRECT)
         return kvf_fail(KVF_E_INVALID, "convert is 0x%x, but way is direct; only packed transfers convert",

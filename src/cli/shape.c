@@ -85,7 +85,7 @@ void print_shape_help(void) {
            "  keys=KIND          by-channel: a block keeps one channel of a head's keys for\n"
            "                     all its tokens, then the next channel (in orders such as\n"
            "                     hnd); whole: a token's channels side by side (whole)\n"
-           "  dtype=NAME         f32, f16 or bf16: the type that elements are converted to\n"
+           "  dtype=NAME         f32, f16, bf16, fp8 or fp8_e5m2: the type that elements are converted to\n"
            "                     on the way (the model's)\n"
            "The keys from block on may be set for one group, GROUP.KEY, or for all state\n"
            "groups, state.KEY. Numbers may end with k, m, g or t: 1024 of it, and so on.\n\n"
@@ -257,7 +257,8 @@ static int read_dtype(engine_shape *shape, const shape_setting *setting, kvf_dty
     shape->retyped = true;
     if (kvf_dtype_by_name(setting->value, out) == KVF_OK && (SHAPE_CONVERTED & KVF_DTYPE_BIT(*out)))
         return EXIT_DONE;
-    return usage_error("--%s: dtype is \"%s\"; allowed: f32, f16 and bf16", shape->side, setting->value);
+    return usage_error("--%s: dtype is \"%s\"; allowed: f32, f16, bf16, fp8 and fp8_e5m2", shape->side,
+                       setting->value);
 }
 
 /* The tokens of a block of a group if `tokens` are said of all groups: the next multiple that is whole entries. */

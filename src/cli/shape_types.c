@@ -1,9 +1,21 @@
 #include "shape_types.h"
 
 #include <stdlib.h>
+#include <string.h>
 
-static bool is_converted(kvf_dtype dtype) {
-    return SHAPE_CONVERTED & KVF_DTYPE_BIT(dtype);
+#define SCALES "_scale"
+
+/* Whether one part has the scales of another. */
+static bool is_scale_of(const kvf_part_desc *scale, const kvf_part_desc *part) {
+    const size_t bytes = strlen(part->name);
+    return strncmp(scale->name, part->name, bytes) == 0 && strcmp(scale->name + bytes, SCALES) == 0;
+}
+
+static bool is_scaled(const kvf_group_desc *group, const kvf_part_desc *part) {
+    for (uint32_t p = 0; p < group->part_count; p++)
+        if (is_scale_of(&group->parts[p], part) || is_scale_of(part, &group->parts[p]))
+            return true;
+    return false;
 }
 
 kvf_status shape_retype(const kvf_model *model, const kvf_dtype *types, kvf_model **out) {
@@ -19,7 +31,8 @@ kvf_status shape_retype(const kvf_model *model, const kvf_dtype *types, kvf_mode
         for (uint32_t p = 0; p < groups[g].part_count; p++) {
             kvf_part_desc *part = &parts[at + p];
             *part = groups[g].parts[p];
-            if (types[g] != KVF_DTYPE_INVALID && is_converted(part->dtype))
+            if (types[g] != KVF_DTYPE_INVALID && (SHAPE_CONVERTED & KVF_DTYPE_BIT(part->dtype)) &&
+                !is_scaled(kvf_model_group(model, g), part))
                 part->dtype = types[g];
         }
         groups[g].parts = &parts[at];

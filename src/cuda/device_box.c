@@ -66,7 +66,19 @@ static kvf_cuda_side side_of(const kvf_device_side *side, uint64_t first_row, ui
 }
 
 static uint16_t device_type(kvf_dtype type) {
-    return type == KVF_DTYPE_F32 ? KVF_CUDA_F32 : type == KVF_DTYPE_F16 ? KVF_CUDA_F16 : KVF_CUDA_BF16;
+    switch ((int)type) {
+    case KVF_DTYPE_F32:
+        return KVF_CUDA_F32;
+    case KVF_DTYPE_F16:
+        return KVF_CUDA_F16;
+    case KVF_DTYPE_BF16:
+        return KVF_CUDA_BF16;
+    case KVF_DTYPE_F8_E4M3:
+        return KVF_CUDA_F8_E4M3;
+    default:
+        KVF_ASSERT(type == KVF_DTYPE_F8_E5M2);
+        return KVF_CUDA_F8_E5M2;
+    }
 }
 
 /* The rows of a logical block: the first row of a device's box is below this. */

@@ -37,7 +37,14 @@ typedef struct kvf_cuda_side {
 } kvf_cuda_side;
 
 /** Types of elements to convert; KVF_CUDA_BYTES on both sides: only bytes are moved. */
-enum { KVF_CUDA_BYTES = 0, KVF_CUDA_F32 = 1, KVF_CUDA_F16 = 2, KVF_CUDA_BF16 = 3 };
+enum {
+    KVF_CUDA_BYTES = 0,
+    KVF_CUDA_F32 = 1,
+    KVF_CUDA_F16 = 2,
+    KVF_CUDA_BF16 = 3,
+    KVF_CUDA_F8_E4M3 = 4,
+    KVF_CUDA_F8_E5M2 = 5
+};
 
 /**
  * The sums to which hashes of cells are added: each step has one, of 64 bits. Steps are counted from the one with which

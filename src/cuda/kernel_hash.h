@@ -30,17 +30,12 @@ typedef struct kvf_hashed_cell {
 /* A granule's bits, at most 8 bytes. */
 KVF_DEVICE uint64_t kvf_hash_granule(const kvf_hashed_cell *cell, uint32_t at, uint32_t bytes) {
     const bool converts = cell->from_type != cell->to_type;
-    const uint32_t from_element = cell->from_type == KVF_CUDA_F32 ? 4 : 2;
-    const uint32_t byte = converts ? at / cell->granule * from_element : at;
+    const uint32_t byte = converts ? at / cell->granule * kvf_element_bytes(cell->from_type) : at;
     const uint32_t piece = kvf_quotient(byte, cell->piece_bytes);
     const uint64_t address =
         cell->address + piece * cell->piece_stride + (byte - piece * cell->piece_bytes.by);
-    if (converts) {
-        const uint32_t bits = kvf_load_f32(address, cell->from_type);
-        return cell->to_type == KVF_CUDA_F32   ? bits
-               : cell->to_type == KVF_CUDA_F16 ? kvf_f16_of_f32(bits)
-                                               : kvf_bf16_of_f32(bits);
-    }
+    if (converts)
+        return kvf_narrow(kvf_load_f32(address, cell->from_type), cell->to_type);
     switch (bytes) {
     case 8:
         return KVF_READ(uint64_t, address);

@@ -165,21 +165,56 @@ KVF_DEVICE void kvf_copy_item(const kvf_cuda_box *box, uint32_t item) {
 
 /* ---- with conversion ---------------------------------------------------------------------------- */
 
+KVF_DEVICE uint32_t kvf_element_bytes(uint32_t type) {
+    return type == KVF_CUDA_F32 ? 4 : type == KVF_CUDA_F16 || type == KVF_CUDA_BF16 ? 2 : 1;
+}
+
 KVF_DEVICE uint32_t kvf_load_f32(uint64_t address, uint32_t type) {
-    if (type == KVF_CUDA_F32)
+    switch (type) {
+    case KVF_CUDA_F32:
         return kvf_load(address, 4).v4[0];
-    const uint16_t half = kvf_load(address, 2).v2[0];
-    return type == KVF_CUDA_F16 ? kvf_f32_of_f16(half) : kvf_f32_of_bf16(half);
+    case KVF_CUDA_F16:
+        return kvf_f32_of_f16(kvf_load(address, 2).v2[0]);
+    case KVF_CUDA_BF16:
+        return kvf_f32_of_bf16(kvf_load(address, 2).v2[0]);
+    case KVF_CUDA_F8_E4M3:
+        return kvf_f32_of_f8_e4m3(kvf_load(address, 1).v1);
+    default:
+        return kvf_f32_of_f8_e5m2(kvf_load(address, 1).v1);
+    }
+}
+
+/* The bits of an f32 as those of another type. */
+KVF_DEVICE uint32_t kvf_narrow(uint32_t bits, uint32_t type) {
+    switch (type) {
+    case KVF_CUDA_F32:
+        return bits;
+    case KVF_CUDA_F16:
+        return kvf_f16_of_f32(bits);
+    case KVF_CUDA_BF16:
+        return kvf_bf16_of_f32(bits);
+    case KVF_CUDA_F8_E4M3:
+        return kvf_f8_e4m3_of_f32(bits);
+    default:
+        return kvf_f8_e5m2_of_f32(bits);
+    }
 }
 
 KVF_DEVICE void kvf_store_f32(uint64_t address, uint32_t type, uint32_t bits) {
+    const uint32_t narrow = kvf_narrow(bits, type);
     kvf_held held;
-    if (type == KVF_CUDA_F32) {
-        held.v4[0] = bits;
+    switch (kvf_element_bytes(type)) {
+    case 4:
+        held.v4[0] = narrow;
         kvf_store(address, 4, held);
-    } else {
-        held.v2[0] = type == KVF_CUDA_F16 ? kvf_f16_of_f32(bits) : kvf_bf16_of_f32(bits);
+        break;
+    case 2:
+        held.v2[0] = (uint16_t)narrow;
         kvf_store(address, 2, held);
+        break;
+    default:
+        held.v1 = (unsigned char)narrow;
+        kvf_store(address, 1, held);
     }
 }
 

@@ -17,21 +17,36 @@ bool kvf_kernel_converts(kvf_dtype from, kvf_dtype to) {
 static uint32_t read_f32(kvf_dtype type, const unsigned char *in) {
     uint32_t whole;
     uint16_t half;
-    if (type == KVF_DTYPE_F32) {
+    switch ((int)type) {
+    case KVF_DTYPE_F32:
         memcpy(&whole, in, sizeof whole);
         return whole;
+    case KVF_DTYPE_F8_E4M3:
+        return kvf_f32_of_f8_e4m3(*in);
+    case KVF_DTYPE_F8_E5M2:
+        return kvf_f32_of_f8_e5m2(*in);
+    default:
+        memcpy(&half, in, sizeof half);
+        return type == KVF_DTYPE_F16 ? kvf_f32_of_f16(half) : kvf_f32_of_bf16(half);
     }
-    memcpy(&half, in, sizeof half);
-    return type == KVF_DTYPE_F16 ? kvf_f32_of_f16(half) : kvf_f32_of_bf16(half);
 }
 
 static void write_f32(kvf_dtype type, uint32_t bits, unsigned char *out) {
-    if (type == KVF_DTYPE_F32) {
+    uint16_t half;
+    switch ((int)type) {
+    case KVF_DTYPE_F32:
         memcpy(out, &bits, sizeof bits);
-        return;
+        break;
+    case KVF_DTYPE_F8_E4M3:
+        *out = kvf_f8_e4m3_of_f32(bits);
+        break;
+    case KVF_DTYPE_F8_E5M2:
+        *out = kvf_f8_e5m2_of_f32(bits);
+        break;
+    default:
+        half = type == KVF_DTYPE_F16 ? kvf_f16_of_f32(bits) : kvf_bf16_of_f32(bits);
+        memcpy(out, &half, sizeof half);
     }
-    const uint16_t half = type == KVF_DTYPE_F16 ? kvf_f16_of_f32(bits) : kvf_bf16_of_f32(bits);
-    memcpy(out, &half, sizeof half);
 }
 
 static void convert_plain(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past) {

@@ -1,13 +1,15 @@
 /*
  * The conversion of one element, in integer arithmetic on its bits: the reference for every loop.
  *
- *          sign   exponent   fraction
- *   f32     1        8          23
- *   bf16    1        8           7      the upper half of an f32
- *   f16     1        5          10
+ *              sign   exponent   fraction
+ *   f32         1        8          23
+ *   bf16        1        8           7      the upper half of an f32
+ *   f16         1        5          10
+ *   f8_e5m2     1        5           2      the upper half of an f16
+ *   f8_e4m3     1        4           3      no infinity, and one NaN: all bits but the sign set (OCP FP8, 2023)
  *
- * Conversions go through f32, which has every f16 and bf16, so nothing is rounded twice. Device code includes this file
- * too, so it must need no library and no other header.
+ * Conversions go through f32, which has every value of the others, so nothing is rounded twice. Device code includes
+ * this file too, so it must need no library and no other header.
  */
 #ifndef KVF_KERNEL_CONVERT_BITS_H
 #define KVF_KERNEL_CONVERT_BITS_H
@@ -26,6 +28,12 @@
 #define KVF_F32_INFINITY 0x7f800000u
 #define KVF_F16_INFINITY 0x7c00u
 #define KVF_F16_QUIET 0x0200u
+#define KVF_F8_E4M3_NAN 0x7fu
+#define KVF_F8_E4M3_MOST 0x7eu       /* 448 */
+#define KVF_F8_E5M2_MOST 0x7bu       /* 57344 */
+#define KVF_F8_E4M3_LEAST (127 - 6u) /* the exponent, as f32, of the least number that is not subnormal */
+#define KVF_F8_E5M2_LEAST (127 - 14u)
+#define KVF_F8_E5M2_QUIET 0x7eu
 
 KVF_BITS bool kvf_is_nan32(uint32_t bits) {
     return (bits & 0x7fffffffu) > KVF_F32_INFINITY;
@@ -62,6 +70,19 @@ KVF_BITS uint32_t kvf_f32_of_f16(uint16_t bits) {
     return sign | (exponent + (127 - 15)) << 23 | (fraction & 0x3ffu) << 13;
 }
 
+KVF_BITS uint32_t kvf_f32_of_f8_e5m2(uint8_t bits) {
+    return kvf_f32_of_f16((uint16_t)(bits << 8));
+}
+
+KVF_BITS uint32_t kvf_f32_of_f8_e4m3(uint8_t bits) {
+    const uint32_t sign = (uint32_t)(bits & 0x80u) << 24, magnitude = bits & 0x7fu;
+    if (magnitude == KVF_F8_E4M3_NAN)
+        return sign | KVF_F32_INFINITY | KVF_F32_QUIET;
+    /* Moved to the fields of an f16 it has 2^-8 of its value, for the exponents' biases are 7 and 15. */
+    const uint32_t small = kvf_f32_of_f16((uint16_t)(magnitude << 7));
+    return small ? sign | (small + (8u << 23)) : sign;
+}
+
 /* ---- from f32 --------------------------------------------------------------------------------- */
 
 KVF_BITS uint16_t kvf_bf16_of_f32(uint32_t bits) {
@@ -82,6 +103,34 @@ KVF_BITS uint16_t kvf_f16_of_f32(uint32_t bits) {
     if (exponent < 127 - 25) /* less than half of the smallest f16, 2^-24 */
         return (uint16_t)sign;
     return (uint16_t)(sign | kvf_round_off(fraction | 0x800000u, 126 - exponent)); /* in units of 2^-24 */
+}
+
+/* The magnitude of a number as FP8 with so many bits of fraction, whose least normal number has the exponent `least` as
+ * f32. What exceeds the greatest number, infinity too, becomes it. */
+KVF_BITS uint32_t kvf_f8_magnitude(uint32_t bits, uint32_t fraction_bits, uint32_t least, uint32_t most) {
+    const uint32_t magnitude = bits & 0x7fffffffu, exponent = magnitude >> 23, off = 23 - fraction_bits;
+    uint32_t rounded;
+    if (exponent >= least)
+        rounded = kvf_round_off(magnitude - ((least - 1) << 23), off);
+    else if (exponent + fraction_bits + 1 < least) /* less than half of the smallest */
+        rounded = 0;
+    else
+        rounded = kvf_round_off((magnitude & 0x7fffffu) | 0x800000u, off + least - exponent);
+    return rounded < most ? rounded : most;
+}
+
+KVF_BITS uint8_t kvf_f8_e4m3_of_f32(uint32_t bits) {
+    const uint32_t sign = bits >> 24 & 0x80u;
+    if (kvf_is_nan32(bits))
+        return (uint8_t)(sign | KVF_F8_E4M3_NAN);
+    return (uint8_t)(sign | kvf_f8_magnitude(bits, 3, KVF_F8_E4M3_LEAST, KVF_F8_E4M3_MOST));
+}
+
+KVF_BITS uint8_t kvf_f8_e5m2_of_f32(uint32_t bits) {
+    const uint32_t sign = bits >> 24 & 0x80u;
+    if (kvf_is_nan32(bits))
+        return (uint8_t)(sign | KVF_F8_E5M2_QUIET | (bits >> 21 & 3u));
+    return (uint8_t)(sign | kvf_f8_magnitude(bits, 2, KVF_F8_E5M2_LEAST, KVF_F8_E5M2_MOST));
 }
 
 #endif

@@ -6,11 +6,15 @@
 #define STREAM_LEAST 256u   /* elements */
 #define PAGE ((size_t)4096) /* processors foresee reads up to the end of a page */
 
+ALWAYS size_t bytes_of(kvf_dtype type) {
+    return type == KVF_DTYPE_F32 ? 4 : type == KVF_DTYPE_F16 || type == KVF_DTYPE_BF16 ? 2 : 1;
+}
+
 /* The types are constants. The rest at the end is converted together with elements before it that are done already, to
  * make AT_ONCE elements: their result is the same. */
 ALWAYS void convert_from_to(kvf_dtype from, kvf_dtype to, const unsigned char *in, unsigned char *out,
                             size_t count, bool past) {
-    const size_t in_bytes = from == KVF_DTYPE_F32 ? 4 : 2, out_bytes = to == KVF_DTYPE_F32 ? 4 : 2;
+    const size_t in_bytes = bytes_of(from), out_bytes = bytes_of(to);
     size_t i = 0;
     if (count < AT_ONCE) {
         kvf_convert_plain.convert(from, to, in, out, count, false);
@@ -32,17 +36,40 @@ ALWAYS void convert_from_to(kvf_dtype from, kvf_dtype to, const unsigned char *i
     write_f32(to, read_f32(from, in + i * in_bytes), out + i * out_bytes, false);
 }
 
+ALWAYS void convert_from(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past) {
+    switch ((int)to) {
+    case KVF_DTYPE_F32:
+        convert_from_to(from, KVF_DTYPE_F32, in, out, count, past);
+        break;
+    case KVF_DTYPE_F16:
+        convert_from_to(from, KVF_DTYPE_F16, in, out, count, past);
+        break;
+    case KVF_DTYPE_BF16:
+        convert_from_to(from, KVF_DTYPE_BF16, in, out, count, past);
+        break;
+    case KVF_DTYPE_F8_E4M3:
+        convert_from_to(from, KVF_DTYPE_F8_E4M3, in, out, count, past);
+        break;
+    default:
+        convert_from_to(from, KVF_DTYPE_F8_E5M2, in, out, count, past);
+    }
+}
+
 static void convert_fast(kvf_dtype from, kvf_dtype to, const void *in, void *out, size_t count, bool past) {
-    if (from == KVF_DTYPE_F32 && to == KVF_DTYPE_F16)
-        convert_from_to(KVF_DTYPE_F32, KVF_DTYPE_F16, in, out, count, past);
-    else if (from == KVF_DTYPE_F32)
-        convert_from_to(KVF_DTYPE_F32, KVF_DTYPE_BF16, in, out, count, past);
-    else if (from == KVF_DTYPE_F16 && to == KVF_DTYPE_F32)
-        convert_from_to(KVF_DTYPE_F16, KVF_DTYPE_F32, in, out, count, past);
-    else if (from == KVF_DTYPE_F16)
-        convert_from_to(KVF_DTYPE_F16, KVF_DTYPE_BF16, in, out, count, past);
-    else if (to == KVF_DTYPE_F32)
-        convert_from_to(KVF_DTYPE_BF16, KVF_DTYPE_F32, in, out, count, past);
-    else
-        convert_from_to(KVF_DTYPE_BF16, KVF_DTYPE_F16, in, out, count, past);
+    switch ((int)from) {
+    case KVF_DTYPE_F32:
+        convert_from(KVF_DTYPE_F32, to, in, out, count, past);
+        break;
+    case KVF_DTYPE_F16:
+        convert_from(KVF_DTYPE_F16, to, in, out, count, past);
+        break;
+    case KVF_DTYPE_BF16:
+        convert_from(KVF_DTYPE_BF16, to, in, out, count, past);
+        break;
+    case KVF_DTYPE_F8_E4M3:
+        convert_from(KVF_DTYPE_F8_E4M3, to, in, out, count, past);
+        break;
+    default:
+        convert_from(KVF_DTYPE_F8_E5M2, to, in, out, count, past);
+    }
 }

@@ -14,7 +14,8 @@
 
 /** The element types that this library converts between: a set, see KVF_DTYPE_BIT(). */
 #define KVF_CONVERTED_DTYPES                                                                                 \
-    (KVF_DTYPE_BIT(KVF_DTYPE_F32) | KVF_DTYPE_BIT(KVF_DTYPE_F16) | KVF_DTYPE_BIT(KVF_DTYPE_BF16))
+    (KVF_DTYPE_BIT(KVF_DTYPE_F32) | KVF_DTYPE_BIT(KVF_DTYPE_F16) | KVF_DTYPE_BIT(KVF_DTYPE_BF16) |           \
+     KVF_DTYPE_BIT(KVF_DTYPE_F8_E4M3) | KVF_DTYPE_BIT(KVF_DTYPE_F8_E5M2))
 
 /** One of our groups, or one that we lack, as in kvf_group_match. */
 typedef struct kvf_match_group {

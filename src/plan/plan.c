@@ -35,7 +35,8 @@ static kvf_status take_groups(kvf_plan *plan) {
     }
     plan->options.groups = NULL; /* the caller's */
     if (options->convert & ~KVF_CONVERTED_DTYPES)
-        return kvf_fail(KVF_E_INVALID, "convert is 0x%x; allowed: the bits of f32, f16 and bf16, 0x%x",
+        return kvf_fail(KVF_E_INVALID,
+                        "convert is 0x%x; allowed: the bits of f32, f16, bf16, f8_e4m3 and f8_e5m2, 0x%x",
                         options->convert, KVF_CONVERTED_DTYPES);
     return KVF_OK;
 }

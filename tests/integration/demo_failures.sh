@@ -35,7 +35,7 @@ refuses "a wrong element is found after its conversion" 1 \
     demo "${small[@]}" --decode dtype=f32 --corrupt 1,5,v,17,3,40
 refuses "what is converted does not go directly" 1 'way is direct; only packed transfers convert' \
     demo "${small[@]}" --decode dtype=f32 --move direct
-refuses "a type that is not converted is refused" 2 'dtype is "i8"; allowed: f32, f16 and bf16' \
+refuses "a type that is not converted is refused" 2 'dtype is "i8"; allowed: f32, f16, bf16, fp8 and fp8_e5m2' \
     demo "${small[@]}" --decode dtype=i8
 refuses "a coordinate that is not cached is refused" 2 '--corrupt is "9,5,v,17,3,40"' \
     demo "${small[@]}" --corrupt 9,5,v,17,3,40

@@ -27,7 +27,8 @@ moves "K and V packed on one side and in buffers of their own on the other" \
 moves "blocks first on one side and layers first on the other" \
     --tokens 70 --prefill tp=2,order=blocks-first --decode tp=2,block=24,order=layers-first
 moves "padded pages" --tokens 70 --prefill tp=2,page=40000 --decode tp=4,block=24,page-align=4096,order=hnd
-for types in "bf16 f32" "f32 bf16" "f16 bf16" "bf16 f16" "f32 f16" "f16 f32"; do
+for types in "bf16 f32" "f32 bf16" "f16 bf16" "bf16 f16" "f32 f16" "f16 f32" \
+    "bf16 fp8" "fp8 f16" "f32 fp8_e5m2" "fp8_e5m2 bf16" "fp8 fp8_e5m2"; do
     read -r from to <<<"$types"
     moves "elements of $from become $to" \
         --tokens 40 --prefill "tp=4,dtype=$from" --decode "tp=2,block=24,order=hnd,dtype=$to"

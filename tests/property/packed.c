@@ -384,9 +384,10 @@ static bool choose_types(const packed_transfer *t, uint32_t source, rng *random,
         return wrong("kvf_selection_of_plan() gives %s: %s", kvf_status_name(status), kvf_error_detail());
     kvf_stream_item *items = arena_take(planned->item_count + 1u, sizeof *items);
     memcpy(items, planned->items, planned->item_count * sizeof *items);
-    const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
+    const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3,
+                               KVF_DTYPE_F8_E5M2};
     for (uint32_t i = 0; i < planned->item_count; i++) {
-        const kvf_dtype type = types[rng_below(random, 3)];
+        const kvf_dtype type = types[rng_below(random, sizeof types / sizeof *types)];
         if (kvf_stream_converts(items[i].dtype, type) && rng_chance(random, 30)) {
             note_if(KIND_PACKED_CONVERTED, items[i].dtype != type);
             items[i].dtype = type;

@@ -56,7 +56,7 @@ static uint64_t seed_of_layer(const summed *s, uint32_t model_layer) {
 
 static bool add_cell(const cell_visit *cell, void *context) {
     summed *s = context;
-    unsigned char content[MOST_CELL_BYTES], converted[2 * MOST_CELL_BYTES];
+    unsigned char content[MOST_CELL_BYTES], converted[4 * MOST_CELL_BYTES];
     if (cell->part != s->part || cell->layer < s->layers.begin || cell->layer >= s->layers.end ||
         cell->unit < s->units.begin || cell->unit >= s->units.end || cell->first != 0)
         return true;
@@ -251,12 +251,13 @@ static kvf_range some_of(uint32_t begin, uint32_t end, rng *random) {
 }
 
 static bool is_float(uint32_t type) {
-    return type == KVF_DTYPE_F32 || type == KVF_DTYPE_F16 || type == KVF_DTYPE_BF16;
+    return type >= KVF_DTYPE_F32 && type <= KVF_DTYPE_F8_E5M2;
 }
 
 static bool check_group(const world *w, uint32_t rank, const kvf_shard *shard, const memory *m,
                         uint32_t number, rng *random) {
-    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
+    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3,
+                                      KVF_DTYPE_F8_E5M2};
     const model_world *model = &w->models[REMOTE];
     const uint32_t group = model->group_order[number];
     const group_tables *tables = &w->tables[group];
@@ -283,7 +284,7 @@ static bool check_group(const world *w, uint32_t rank, const kvf_shard *shard, c
                 .type = (kvf_dtype)of->dtype,
                 .by_unit = rng_chance(random, 40)};
     if (is_float(of->dtype) && rng_chance(random, 40))
-        s.type = types[rng_below(random, 3)];
+        s.type = types[rng_below(random, sizeof types / sizeof *types)];
     return check_area(&s, random);
 }
 

@@ -16,12 +16,12 @@ static void order_by(uint32_t number, uint32_t *values, uint32_t count) {
 }
 
 static bool is_converted(uint32_t dtype) {
-    return dtype >= 2 && dtype <= 4; /* f32, f16, bf16 */
+    return dtype >= 2 && dtype <= 6; /* f32, f16, bf16, f8_e4m3, f8_e5m2 */
 }
 
 /* The next type of whole bytes; after a type that can be converted, the next of those. */
 static void next_type(part_recipe *part) {
-    part->dtype = is_converted(part->dtype) ? (part->dtype - 1) % 3 + 2 : part->dtype % 8 + 1;
+    part->dtype = is_converted(part->dtype) ? (part->dtype - 1) % 5 + 2 : part->dtype % 8 + 1;
 }
 
 /* Changes the types of all parts if all can be converted, otherwise of the first. */

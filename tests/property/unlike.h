@@ -13,7 +13,8 @@
 typedef struct asked {
     bool groups[MAX_GROUPS];
     uint32_t layers_begin, layers_end; /* of the model; empty: all */
-    uint32_t converts; /* 1: f32, f16 and bf16 into each other; not bool, since it is compared byte by byte */
+    uint32_t
+        converts; /* 1: floating-point types into each other; not bool, since it is compared byte by byte */
 } asked;
 
 typedef struct layer_span {

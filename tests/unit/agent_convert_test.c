@@ -90,7 +90,8 @@ static void moves_well(world *w, const char *id, uint64_t cached, bool push, uin
 
 static void every_pair_of_types_is_converted_when_pulled_and_when_pushed(void **state) {
     (void)state;
-    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
+    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3,
+                                      KVF_DTYPE_F8_E5M2};
     const kvf_agent_options options = options_of(CONVERT);
     for (size_t i = 0; i < COUNT_OF(types) * COUNT_OF(types); i++) {
         const kvf_dtype p = types[i / COUNT_OF(types)], d = types[i % COUNT_OF(types)];
@@ -316,7 +317,8 @@ static void options_that_contradict_each_other_are_refused(void **state) {
     options.way = KVF_WAY_DIRECT;
     assert_fails(kvf_agent_open(engine, 0, &options, &agent), KVF_E_INVALID, "way is direct");
     options = options_of(CONVERT | KVF_DTYPE_BIT(KVF_DTYPE_F64));
-    assert_fails(kvf_agent_open(engine, 0, &options, &agent), KVF_E_INVALID, "f32, f16 and bf16");
+    assert_fails(kvf_agent_open(engine, 0, &options, &agent), KVF_E_INVALID,
+                 "f16, bf16, f8_e4m3 and f8_e5m2");
     options = options_of(CONVERT);
     options.convert_groups = groups;
     options.convert_group_count = 2;

@@ -62,6 +62,11 @@ static uint32_t between(uint32_t low, uint32_t high) {
     return low + below(high - low + 1);
 }
 
+/* Types that are converted into each other. */
+static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3,
+                                  KVF_DTYPE_F8_E5M2};
+#define TYPES ((uint32_t)(sizeof types / sizeof *types))
+
 /* ---- one side ----------------------------------------------------------------------------------- */
 
 /* Cells as one rank keeps them: some order of row, unit and piece within a kernel block, with gaps. */
@@ -192,13 +197,12 @@ static void run_job(kvf_copy_job *job) {
 /* ---- moves ----------------------------------------------------------------------------------------------- */
 
 static void move_and_compare(uint64_t seed, bool convert) {
-    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
     state = seed;
     kvf_cuda_box boxes[BOXES];
     uint32_t count = 0, tiles = 0;
-    const uint32_t moves = between(1, 4), first_type = below(3);
+    const uint32_t moves = between(1, 4), first_type = below(TYPES);
     const kvf_dtype from_type = types[first_type];
-    const kvf_dtype to_type = types[(first_type + (convert ? between(1, 2) : 0)) % 3];
+    const kvf_dtype to_type = types[(first_type + (convert ? between(1, TYPES - 1) : 0)) % TYPES];
     test_side from[4], to[4];
     test_shape shapes[4];
     unsigned char *expected[4];
@@ -344,13 +348,13 @@ static void hash(const kvf_device_side *from, kvf_dtype to, test_shape shape, te
 
 /* Hashes cells of random shape; of `cell_elements`, or any number of them if that is 0. */
 static void hash_and_compare(uint64_t seed, uint32_t cell_elements, bool convert) {
-    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
     static test_sums sums;
     state = seed;
-    const uint32_t rows_per_step = between(1, 3), first_type = below(3);
+    const uint32_t rows_per_step = between(1, 3), first_type = below(TYPES);
     const test_shape shape = {rows_per_step * between(1, 16), between(1, UNITS_MOST),
                               cell_elements ? cell_elements : between(1, 9) << below(8)};
-    const kvf_dtype from = types[first_type], to = convert ? types[(first_type + between(1, 2)) % 3] : from;
+    const kvf_dtype from = types[first_type],
+                    to = convert ? types[(first_type + between(1, TYPES - 1)) % TYPES] : from;
     test_side side = make_pages(shape, convert ? kvf_dtype_bits(from) / 8 : 1);
     const kvf_device_side given = device_side(&side, from);
     make_sums(shape, rows_per_step, &sums);

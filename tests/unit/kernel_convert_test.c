@@ -1,6 +1,6 @@
 /*
- * Compares each converting loop with numbers: the value of every 16-bit element is computed from its fields, and the
- * nearest element of another type is searched among all of its values.
+ * Compares each converting loop with numbers: the value of every element of 16 and of 8 bits is computed from its
+ * fields, and the nearest element of another type is searched among all of its values.
  */
 #include <fenv.h>
 #include <math.h>
@@ -26,11 +26,19 @@ static void for_each_loop(void (*test)(convert)) {
     }
 }
 
-/* ---- values of elements ------------------------------------------------------------------ */
+static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3,
+                                  KVF_DTYPE_F8_E5M2};
+#define NARROW 1u /* the first of them that is not f32 */
+#define TYPES (sizeof types / sizeof *types)
 
-static const kvf_dtype halves[] = {KVF_DTYPE_F16, KVF_DTYPE_BF16};
+static uint32_t bits_at(kvf_dtype type, const void *elements, size_t i) {
+    const uint32_t bytes = kvf_dtype_bits(type) / 8;
+    uint32_t bits = 0;
+    memcpy(&bits, (const unsigned char *)elements + i * bytes, bytes);
+    return bits;
+}
 
-/* ---- from 16 bits: all elements ---------------------------------------------------------------- */
+/* ---- from 16 and 8 bits: all elements ---------------------------------------------------------- */
 
 static void expect(kvf_dtype from, uint32_t bits, kvf_dtype to, uint32_t got) {
     const uint32_t wanted = element_as(from, bits, to);
@@ -41,25 +49,25 @@ static void expect(kvf_dtype from, uint32_t bits, kvf_dtype to, uint32_t got) {
     }
 }
 
-static void test_all_halves(convert run) {
-    static uint16_t in[ALL], narrow[ALL];
-    static uint32_t wide[ALL];
-    for (uint32_t i = 0; i < ALL; i++)
-        in[i] = (uint16_t)i;
-    for (size_t f = 0; f < 2; f++) {
-        const kvf_dtype from = halves[f], to = halves[1 - f];
-        run(from, KVF_DTYPE_F32, in, wide, ALL, false);
-        run(from, to, in, narrow, ALL, true);
-        for (uint32_t i = 0; i < ALL; i++) {
-            expect(from, i, KVF_DTYPE_F32, wide[i]);
-            expect(from, i, to, narrow[i]);
+static void test_all_narrow(convert run) {
+    static uint32_t in[ALL], out[ALL];
+    for (size_t f = NARROW; f < TYPES; f++) {
+        const uint32_t bytes = kvf_dtype_bits(types[f]) / 8, count = bytes == 2 ? ALL : 256;
+        for (uint32_t i = 0; i < count; i++)
+            memcpy((unsigned char *)in + i * bytes, &i, bytes);
+        for (size_t t = 0; t < TYPES; t++) {
+            if (t == f)
+                continue;
+            run(types[f], types[t], in, out, count, t % 2 != 0);
+            for (uint32_t i = 0; i < count; i++)
+                expect(types[f], i, types[t], bits_at(types[t], out, i));
         }
     }
 }
 
-static void every_element_of_16_bits_becomes_the_nearest_of_the_other_types(void **state) {
+static void every_element_of_16_and_8_bits_becomes_the_nearest_of_the_other_types(void **state) {
     (void)state;
-    for_each_loop(test_all_halves);
+    for_each_loop(test_all_narrow);
 }
 
 /* ---- from f32 --------------------------------------------------------------------------------- */
@@ -68,7 +76,7 @@ static void every_element_of_16_bits_becomes_the_nearest_of_the_other_types(void
  * changes. */
 static size_t edges_of(kvf_dtype type, uint32_t *out) {
     size_t n = 0;
-    for (uint32_t i = 0; i < ALL; i++) {
+    for (uint32_t i = 0; i < 1u << width(type); i++) {
         uint32_t bits;
         const double value = value_of(type, i);
         const float exact = (float)value;
@@ -88,13 +96,13 @@ static size_t edges_of(kvf_dtype type, uint32_t *out) {
 static void test_f32(convert run) {
     static uint32_t in[ALL * 6 + 4096];
     static uint16_t got[ALL * 6 + 4096];
-    for (size_t t = 0; t < 2; t++) {
-        size_t n = edges_of(halves[t], in);
+    for (size_t t = NARROW; t < TYPES; t++) {
+        size_t n = edges_of(types[t], in);
         for (uint32_t i = 0; i < 4096; i++) /* every exponent, both signs, eight fractions */
             in[n++] = i << 20 | i * 2654435761u >> 12;
-        run(KVF_DTYPE_F32, halves[t], in, got, n, t != 0);
+        run(KVF_DTYPE_F32, types[t], in, got, n, t % 2 != 0);
         for (size_t i = 0; i < n; i++)
-            expect(KVF_DTYPE_F32, in[i], halves[t], got[i]);
+            expect(KVF_DTYPE_F32, in[i], types[t], bits_at(types[t], got, i));
     }
 }
 
@@ -110,13 +118,13 @@ static void test_many_f32(convert run) {
     static uint16_t got[AT_ONCE], wanted[AT_ONCE];
     const char *cases = getenv("KVF_CASES");
     const uint64_t step = cases && strtoull(cases, NULL, 0) >= 100000 ? 1 : 997;
-    for (size_t t = 0; t < 2; t++)
+    for (size_t t = NARROW; t < TYPES; t++)
         for (uint64_t first = 0; first < 1ull << 32; first += AT_ONCE * step) {
             for (uint32_t i = 0; i < AT_ONCE; i++)
                 in[i] = (uint32_t)(first + i * step);
-            run(KVF_DTYPE_F32, halves[t], in, got, AT_ONCE, false);
-            kvf_convert_plain.convert(KVF_DTYPE_F32, halves[t], in, wanted, AT_ONCE, false);
-            assert_memory_equal(got, wanted, sizeof got);
+            run(KVF_DTYPE_F32, types[t], in, got, AT_ONCE, false);
+            kvf_convert_plain.convert(KVF_DTYPE_F32, types[t], in, wanted, AT_ONCE, false);
+            assert_memory_equal(got, wanted, AT_ONCE * (kvf_dtype_bits(types[t]) / 8));
         }
 }
 
@@ -129,14 +137,14 @@ static void test_rounding_modes(convert run) {
     static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
     static uint32_t in[ALL * 6];
     static uint16_t got[ALL * 6];
-    for (size_t t = 0; t < 2; t++) {
-        const size_t n = edges_of(halves[t], in);
+    for (size_t t = NARROW; t < TYPES; t++) {
+        const size_t n = edges_of(types[t], in);
         for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
             assert_int_equal(fesetround(modes[m]), 0);
-            run(KVF_DTYPE_F32, halves[t], in, got, n, false);
+            run(KVF_DTYPE_F32, types[t], in, got, n, false);
             assert_int_equal(fesetround(FE_TONEAREST), 0);
             for (size_t i = 0; i < n; i++)
-                expect(KVF_DTYPE_F32, in[i], halves[t], got[i]);
+                expect(KVF_DTYPE_F32, in[i], types[t], bits_at(types[t], got, i));
         }
     }
 }
@@ -162,9 +170,8 @@ static void check_tail(convert run, kvf_dtype from, kvf_dtype to, size_t count, 
 }
 
 static void test_tails(convert run) {
-    static const kvf_dtype types[] = {KVF_DTYPE_F32, KVF_DTYPE_F16, KVF_DTYPE_BF16};
-    for (size_t f = 0; f < 3; f++)
-        for (size_t t = 0; t < 3; t++)
+    for (size_t f = 0; f < TYPES; f++)
+        for (size_t t = 0; t < TYPES; t++)
             for (size_t count = 0; count < 540 && f != t; count++)
                 for (int past = 0; past < 2; past++)
                     check_tail(run, types[f], types[t], count, past);
@@ -177,7 +184,7 @@ static void any_number_at_any_address_is_converted_and_nothing_behind_it_written
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_element_of_16_bits_becomes_the_nearest_of_the_other_types),
+        cmocka_unit_test(every_element_of_16_and_8_bits_becomes_the_nearest_of_the_other_types),
         cmocka_unit_test(f32_is_rounded_to_the_nearest_and_to_the_even_one_half_way),
         cmocka_unit_test(every_loop_gives_the_same_bits_for_f32),
         cmocka_unit_test(the_thread_s_rounding_mode_changes_nothing),

@@ -215,8 +215,8 @@ static void other_types_are_refused_with_both(void **state) {
     kvf_model *bf16 = one_group(4, group);
     part.dtype = KVF_DTYPE_F16;
     kvf_model *f16 = one_group(4, group);
-    part.dtype = KVF_DTYPE_F8_E4M3;
-    kvf_model *f8 = one_group(4, group);
+    part.dtype = KVF_DTYPE_I8;
+    kvf_model *i8 = one_group(4, group);
     kvf_plan *plan = NULL;
     sides s = open_sides(bf16, f16);
     assert_fails(try_with(&s, (kvf_plan_options){0}, &plan), KVF_E_UNSUPPORTED,
@@ -224,9 +224,9 @@ static void other_types_are_refused_with_both(void **state) {
                  "types are converted only where both sides allow the conversion");
     (void)kvf_model_retain(bf16);
     close_sides(&s);
-    s = open_sides(bf16, f8);
+    s = open_sides(bf16, i8);
     assert_fails(try_with(&s, (kvf_plan_options){0}, &plan), KVF_E_MISMATCH,
-                 "full.k.dtype is \"bf16\" locally and \"f8_e4m3\" remotely");
+                 "full.k.dtype is \"bf16\" locally and \"i8\" remotely");
     close_sides(&s);
 }
 
