@@ -87,8 +87,8 @@ class Agent(Requests, Events, Looks, Allocating):
             instead of a kernel; 0: 256 KiB; None: a kernel copies everything
         slot_bytes: most that one packed operation moves, a power of two from 4 KiB to 1 MiB; 0: a default
         workers: threads that copy to and from that memory; 0: the thread that makes progress copies; up to 16
-        convert: element types (of f32, f16, bf16, f8_e4m3, f8_e5m2) that may be converted into each other on the way; a group
-            whose types differ moves if both engines allow all of them, and then packed
+        convert: element types (of f32, f16, bf16, f8_e4m3, f8_e5m2) that may be converted into each other on
+            the way; a group whose types differ moves if both engines allow all of them, and then packed
         convert_groups: the groups to which `convert` applies; None: all
         remember: seconds for which a held or pushed request is remembered after its end: a consumer that asks
             for it then is refused at once, and does not wait for a request of that id; None: not at all

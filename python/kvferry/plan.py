@@ -111,7 +111,8 @@ class Plan(Handle):
         replicas: which of several ranks with the same cells to read
         layers: of the model: fill only these; None: all
         groups: of the local model: fill only these; None: all
-        convert: element types (of f32, f16, bf16, f8_e4m3, f8_e5m2) that may be converted into each other on the way
+        convert: element types (of f32, f16, bf16, f8_e4m3, f8_e5m2) that may be converted into each other on
+            the way
 
     The remote engine may serve another model: groups and parts are matched by name, layers by number, and only
     those asked for must be the same there.

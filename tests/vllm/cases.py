@@ -40,6 +40,11 @@ class Tokens(enum.Enum):
     NOTHING = "they are recorded only"
 
 
+#: Arguments of servers with a cache in FP8, and what torch calls its types.
+FP8, E5M2 = (("--kv-cache-dtype", name) for name in ("fp8", "fp8_e5m2"))
+CACHE_TYPES = {FP8: "float8_e4m3fn", E5M2: "float8_e5m2"}
+
+
 @dataclass(frozen=True)
 class Case:
     """Two servers of one model."""
@@ -59,6 +64,20 @@ class Case:
     both: bool = False  # each server is a prefill and a decode server
     proxied: bool = False  # clients ask the proxy
     lengths: tuple[int, ...] = ()  # of prompts; by default those of all cases
+
+    @property
+    def cache_types(self) -> tuple[str, str]:
+        """The types of elements in the caches of the prefill and of the decode server, by torch's names."""
+        return (
+            CACHE_TYPES.get(self.prefill.arguments, self.prefill_dtype or self.dtype),
+            CACHE_TYPES.get(self.decode.arguments, self.dtype),
+        )
+
+    @property
+    def converts(self) -> bool:
+        """Whether the two are different."""
+        there, here = self.cache_types
+        return there != here
 
 
 def qwen3next(prefill: Side, decode: Side, **how: Any) -> Case:
@@ -137,6 +156,11 @@ CASES = {
     # The cells are those of the prefill server, widened bit for bit. It computes in bfloat16, so the first
     # token's log-probability differs from the decode server's own, as the prefill server's does.
     "llama-bf16-f32": Case("llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", tokens=Tokens.FIRST),
+    "llama-fp8": Case("llama", Side(64, arguments=FP8), Side(32, arguments=FP8), dtype="bfloat16"),
+    "llama-bf16-fp8": Case(
+        "llama", Side(64, tp=2), Side(32, arguments=FP8), dtype="bfloat16", tokens=Tokens.FIRST
+    ),
+    "llama-e5m2-f32": Case("llama", Side(32, arguments=E5M2), Side(64, tp=2), tokens=Tokens.NOTHING),
     "draft": Case("llama", Side(64, draft=DRAFT), Side(32, draft=DRAFT)),
     "draft-itself": Case("llama", Side(64, draft="llama"), Side(32, draft="llama")),
     "eagle-tp2-tp1": Case("llama", Side(32, tp=2, draft=EAGLE), Side(64, draft=EAGLE)),
@@ -273,6 +297,13 @@ CASES = {
         **LAYER_BY_LAYER,
     ),
     "mismatch": Case("llama", Side(64), Side(64), what=What.MISMATCH),
+    "mismatch-scales": Case(
+        "llama_scaled",
+        Side(64, arguments=FP8),
+        Side(64, arguments=FP8),
+        dtype="bfloat16",
+        what=What.MISMATCH,
+    ),
     "mismatch-push-layers": Case("llama", Side(64), Side(64), what=What.MISMATCH, **LAYER_BY_LAYER),
 }
 

@@ -125,12 +125,15 @@ class Half:
         window: int = 0,
         chunk: int = 0,
         draft: int = 0,
+        scales: tuple[float, float] | None = None,
         **extra: Any,
     ) -> None:
         """`draft`: the number of layers of a draft model, which vLLM puts into the group of the full layers.
+        `scales`: of keys and values in FP8.
 
         With a window, or chunks, all layers but the first have it.
         """
+        self._dtype = torch.float32 if scales is None else torch.uint8
         held = range(LAYERS + draft)
         groups = [self._group(FullAttentionSpec, held, block_size)]
         if window or chunk:
@@ -170,8 +173,13 @@ class Half:
             else None,
             num_prefill_lookahead_tokens=0,
         )
+        if scales is not None:
+            layer = SimpleNamespace(_k_scale=torch.tensor(scales[0]), _v_scale=torch.tensor(scales[1]))
+            known = {name: layer for group in groups for name in group.layer_names}
+            self.config.cache_config = SimpleNamespace(cache_dtype="fp8")
+            self.config.compilation_config = SimpleNamespace(static_forward_context=known)
         shape = (blocks, HEADS, block_size, 2 * SIZE)
-        self.layers = {f"model.layers.{i}.attn": torch.zeros(shape) for i in held}
+        self.layers = {f"model.layers.{i}.attn": torch.zeros(shape, dtype=self._dtype) for i in held}
         self.scheduling = Scheduling(self.config, self.cache)
         self.worker = Worker(self.config, self.cache)
         self.register()
@@ -187,9 +195,8 @@ class Half:
         assert introduction is not None
         self.scheduling.introduce({(0, 0): introduction})
 
-    @staticmethod
-    def _group(kind: Any, layers: range, block_size: int, **more: Any) -> KVCacheGroupSpec:
-        spec = kind(block_size=block_size, num_kv_heads=HEADS, head_size=SIZE, dtype=torch.float32, **more)
+    def _group(self, kind: Any, layers: range, block_size: int, **more: Any) -> KVCacheGroupSpec:
+        spec = kind(block_size=block_size, num_kv_heads=HEADS, head_size=SIZE, dtype=self._dtype, **more)
         return KVCacheGroupSpec([f"model.layers.{i}.attn" for i in layers], spec)
 
     def close(self) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 from halves import LAYERS, Half, steps
 
-from kvferry.errors import InvalidError
+from kvferry.errors import InvalidError, MismatchError
+from kvferry.model import GroupKind
+from kvferry.shard import PartShare
 from kvferry.transfer_params import VERSIONS
-from kvferry.vllm.identity import weights_of
+from kvferry.vllm.geometry import GroupGeometry, LayerGeometry, RankGeometry
+from kvferry.vllm.identity import scale_facts, weights_of
 
 TOKENS = 40
 THERE, HERE = [3, 7], [9, 2, 4]  # blocks of 32 and of 16 tokens
@@ -121,6 +124,47 @@ class Meeting(unittest.TestCase):
                 self.assertEqual(decode.invalid, set(HERE))
                 self.assertTrue(any("weights" in line for line in log.output), log.output)
                 self.assertFalse(any(tensor.any() for tensor in decode.layers.values()))
+
+    def test_caches_in_fp8_with_other_scales_are_refused_and_nothing_is_written(self) -> None:
+        for there, here in (((0.5, 0.25), (0.5, 0.25)), ((0.5, 0.25), (0.5, 1)), ((1, 1), (0.5, 0.25))):
+            with self.subTest(there=there, here=here):
+                prefill, decode = Half("prefill", 32, scales=there), Half("decode", 16, scales=here)
+                self.addCleanup(prefill.close)
+                self.addCleanup(decode.close)
+                for tensor in prefill.layers.values():
+                    tensor.fill_(7)
+                decode.want("r", TOKENS, prefill.serve("r", TOKENS, THERE), HERE)
+                if there == here:
+                    steps(prefill, decode, until=lambda decode=decode: "r" in decode.received)
+                    self.assertEqual(decode.invalid, set())
+                    self.assertTrue(all((tensor[HERE[:2]] == 7).all() for tensor in decode.layers.values()))
+                    continue
+                with self.assertLogs(LOGGER, logging.WARNING) as log:
+                    steps(prefill, decode, until=lambda decode=decode: "r" in decode.received)
+                self.assertEqual(decode.invalid, set(HERE))
+                self.assertTrue(any(".scales" in line for line in log.output), log.output)
+                self.assertFalse(any(tensor.any() for tensor in decode.layers.values()))
+
+    def test_scales_of_heads_are_told_alike_however_ranks_share_the_heads(self) -> None:
+        def engine(*scales: tuple[float, ...]) -> list[RankGeometry]:
+            ranks = []
+            for i, own in enumerate(scales):
+                heads = range(i * len(own), (i + 1) * len(own))
+                layer = LayerGeometry(0, (), (own, own))
+                part = PartShare(heads)
+                group = GroupGeometry(0, "0", GroupKind.TOKENS, (), (part, part), (layer,), 16, 1, 4)
+                ranks.append(RankGeometry(i, len(scales), 0, 1, 1, range(1), (), (group,)))
+            return ranks
+
+        whole = scale_facts(engine((1.0, 2.0, 3.0, 4.0)))
+        self.assertEqual(list(whole), ["0.scales"])
+        self.assertEqual(scale_facts(engine((1.0, 2.0), (3.0, 4.0))), whole)
+        self.assertEqual(scale_facts(engine((1.0,), (2.0,), (3.0,), (4.0,))), whole)
+        self.assertNotEqual(scale_facts(engine((1.0, 2.0, 4.0, 3.0))), whole)
+        self.assertEqual(scale_facts(engine((1.0,), (1.0,))), {})
+        one = engine((2.0,))
+        with self.assertRaisesRegex(MismatchError, "k of head 0 is scaled by 2.0 on one rank and by 3.0"):
+            scale_facts(one + engine((3.0,)))
 
     def test_versions_that_do_not_meet_are_refused(self) -> None:
         _, decode, params = self.pair("", "")

@@ -98,6 +98,7 @@ def lay_out(
         device_config=SimpleNamespace(device_type="other"),  # its kernels follow the tensors' strides
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         attention_config=SimpleNamespace(hisparse_config=None),
+        compilation_config=SimpleNamespace(static_forward_context={}),
         speculative_config=None,
         cache_config=SimpleNamespace(
             cache_dtype=cache_type,

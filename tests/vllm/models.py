@@ -7,6 +7,7 @@ no token, and the tests would prove nothing.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import pathlib
 from collections.abc import Callable
@@ -67,6 +68,11 @@ def llama_layers() -> transformers.PretrainedConfig:
 def llama_window() -> transformers.PretrainedConfig:
     """Unlike llama(): the same shape, but with a sliding window."""
     return transformers.MistralConfig(**COMMON, head_dim=32, num_hidden_layers=4, sliding_window=64)
+
+
+def llama_scaled() -> transformers.PretrainedConfig:
+    """llama(), with scales for a cache in FP8 as llm-compressor saves them, other ones in each layer."""
+    return llama()
 
 
 def llama_draft() -> transformers.PretrainedConfig:
@@ -246,6 +252,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         llama_heads,
         llama_layers,
         llama_window,
+        llama_scaled,
         llama_draft,
         llama_eagle,
         qwen3,
@@ -297,8 +304,34 @@ def save_model(name: str, folder: pathlib.Path) -> None:
     if name == "glm_mtp":
         weights = model.state_dict() | proposing_weights(model, own)
         model.config.num_hidden_layers = own
+    if name == "llama_scaled":
+        weights = model.state_dict() | cache_scales(own)
     model.save_pretrained(folder, state_dict=weights)
+    if name == "llama_scaled":
+        save_scheme(folder)
     save_tokenizer(folder)
+
+
+def cache_scales(layers: int) -> dict[str, torch.Tensor]:
+    """Scales of keys and of values: powers of two, which change no number."""
+    return {
+        f"model.layers.{layer}.self_attn.{part}_scale": torch.tensor([0.5 ** (layer + more)])
+        for layer in range(layers)
+        for part, more in (("k", 0), ("v", 1))
+    }
+
+
+def save_scheme(folder: pathlib.Path) -> None:
+    """Adds to a saved configuration that the checkpoint has scales, and weights as they were."""
+    file = folder / "config.json"
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    how = {
+        "quant_method": "compressed-tensors",
+        "format": "dense",
+        "config_groups": {},
+        "kv_cache_scheme": scheme,
+    }
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": how}))
 
 
 def proposing_weights(model: torch.nn.Module, layer: int) -> dict[str, torch.Tensor]:

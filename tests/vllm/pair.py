@@ -97,7 +97,7 @@ class Pair:
             self._settings = self._keys()
         if self.case.what in (What.TURNS, What.PROXY_TURNS):
             self._settings = {"bidirectional_kv_xfer": True}
-        if self.case.prefill_dtype:
+        if self.case.converts:
             self._settings = {"convert": True}
         if self.case.what is What.ENDING:
             self._settings = {

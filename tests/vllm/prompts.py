@@ -69,7 +69,7 @@ class HandOver:
             self._ask(prompt, other)
         for what, changed in self._answers_changed.items():
             self._judge(self._name, f"a corrupted block ({what}) changes an answer", changed)
-        if self._case.prefill_dtype:
+        if self._case.converts and self._case.tokens is not Tokens.NOTHING:
             self._judge_distance()
         if self._case.has_state:
             self._judge_orders()
@@ -175,7 +175,7 @@ class HandOver:
         if self._case.tokens is Tokens.ALL:
             detail = f"{through.tokens} not {alone.tokens}"
             self._judge(self._name, f"{what}: same tokens", through.tokens == alone.tokens, detail)
-        elif self._case.tokens is Tokens.FIRST and not self._case.prefill_dtype:
+        elif self._case.tokens is Tokens.FIRST and not self._case.converts:
             off = abs(through.first - alone.first)
             good = through.tokens[0] == alone.tokens[0] and off <= self._case.tolerance
             limit = f" to within {self._case.tolerance}"
@@ -234,8 +234,8 @@ class HandOver:
         """Compares the cells of both sides; returns those of the decode server."""
         try:
             there, here = self._cells("kv_producer", tokens), self._cells("kv_consumer", tokens)
-            if self._case.prefill_dtype:
-                there = converted_cells(there, self._case.prefill_dtype, self._case.dtype)
+            if self._case.converts:
+                there = converted_cells(there, *self._case.cache_types)
         except (ReplicasDiffer, KeyError, AssertionError) as error:
             self._judge(
                 self._name, f"{what}: the cells of both sides", False, f"{type(error).__name__}: {error}"

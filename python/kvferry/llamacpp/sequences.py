@@ -37,7 +37,7 @@ from kvferry.tickets import cancel
 from kvferry.transfer_params import read_source, write_source
 
 #: Types that may be converted into each other on the way, if the other engine allows it, too.
-CONVERTED = ("f32", "f16", "bf16")
+CONVERTED = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
 
 
 class Arrival:

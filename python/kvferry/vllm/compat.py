@@ -134,7 +134,7 @@ def leave_uncached(blocks: KVCacheManager, group: int, request: str, entry: int)
 
 
 def write_cpu_page(
-    spec: AttentionSpec,
+    head_size: int,
     cache_type: str,
     content: torch.Tensor,
     keys: torch.Tensor,
@@ -143,7 +143,8 @@ def write_cpu_page(
     """Has the CPU's attention kernel write a page of one head, and returns the name of the kernel.
 
     Args:
-        content: [token, 1, element]: written as keys and as values
+        cache_type: vLLM's name of the caches' type
+        content: [token, 1, element], in the model's type: written as keys and as values
         keys: receives the page's keys
         values: receives its values
     """
@@ -152,7 +153,9 @@ def write_cpu_page(
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
     tokens = content.shape[0]
-    isa = _get_attn_isa(spec.dtype, tokens, spec.head_size, cache_type)
+    isa = _get_attn_isa(content.dtype, tokens, head_size, cache_type)
     slots = torch.arange(tokens, dtype=torch.int64)
-    _custom_ops.cpu_attn_reshape_and_cache(content, content, keys, values, slots, isa)
+    _custom_ops.cpu_attn_reshape_and_cache(
+        content, content, keys, values, slots, isa, kv_cache_dtype=cache_type
+    )
     return str(isa)

@@ -22,12 +22,23 @@ from kvferry.vllm.ranks import ALL_TOKENS
 DRAFT_PREFIX = "draft."
 
 
+#: Scales of keys and of values: one for all heads, or one for each head that a rank has.
+Scales = tuple[tuple[float, ...], tuple[float, ...]]
+#: Of a layer whose elements are what attention computes with.
+UNSCALED: Scales = ((1.0,), (1.0,))
+
+
 @dataclass(frozen=True)
 class LayerGeometry:
-    """One layer that a rank holds: where each part of it is."""
+    """One layer that a rank holds: where each part of it is.
+
+    Attributes:
+        scales: by what attention multiplies elements in FP8
+    """
 
     layer: int
     placements: tuple[Placement, ...]
+    scales: Scales = UNSCALED
 
 
 @dataclass(frozen=True)

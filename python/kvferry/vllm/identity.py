@@ -10,10 +10,11 @@ import hashlib
 import json
 import pathlib
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvferry.errors import InvalidError
+from kvferry.errors import InvalidError, MismatchError
+from kvferry.vllm.geometry import UNSCALED, RankGeometry
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -42,6 +43,33 @@ def weights_of(setting: str, model: str) -> str:
         )
     tensors = sorted(tensor for file in files for tensor in _tensors(file))
     return hashlib.sha256(repr(tensors).encode()).hexdigest()[:32]
+
+
+def scale_facts(ranks: Iterable[RankGeometry]) -> dict[str, str]:
+    """What other engines are told of the scales of caches in FP8: for each group that has any but 1, a digest.
+
+    Scales are no part of the cache, so no check of its shape would notice that another engine has other ones.
+
+    Raises MismatchError: ranks have different scales for one layer.
+    """
+    groups = [group for rank in ranks for group in rank.groups]
+    scaled = {group.name for group in groups for held in group.layers if held.scales != UNSCALED}
+    known: dict[str, dict[tuple[int, str, int], float]] = {}  # by layer, part and head
+    for group in (group for group in groups if group.name in scaled):
+        own, heads = known.setdefault(group.name, {}), group.shares[0].units
+        for held in group.layers:
+            for what, scales in zip("kv", held.scales, strict=True):
+                for head, scale in zip(heads, scales * (len(heads) // len(scales)), strict=True):
+                    said = own.setdefault((held.layer, what, head), scale)
+                    if said != scale:
+                        raise MismatchError(
+                            f"layer {held.layer}: {what} of head {head} is scaled by {said} on one rank and by "
+                            f"{scale} on another"
+                        )
+    return {
+        f"{name}.scales": hashlib.sha256(repr(sorted(own.items())).encode()).hexdigest()[:32]
+        for name, own in known.items()
+    }
 
 
 def _tensors(file: pathlib.Path) -> Iterator[tuple[str, str, str, bytes]]:

@@ -33,9 +33,11 @@ from kvferry.vllm.compat import (
 )
 from kvferry.vllm.geometry import (
     DRAFT_PREFIX,
+    UNSCALED,
     GroupGeometry,
     LayerGeometry,
     RankGeometry,
+    Scales,
 )
 from kvferry.vllm.heads import total_kv_heads
 from kvferry.vllm.layers import LayerPlace, place_layer
@@ -56,6 +58,9 @@ PACKED_BYTES, PACKED_SCALE_BYTES = 576, 8
 
 #: What elements of one byte are, by vLLM's name of the caches' type; others only their backend knows.
 BYTE_TYPES = {"fp8": Dtype.F8_E4M3, "fp8_e4m3": Dtype.F8_E4M3, "fp8_e5m2": Dtype.F8_E5M2}
+TORCH_TYPES = {Dtype.F8_E4M3: "float8_e4m3fn", Dtype.F8_E5M2: "float8_e5m2"}
+#: Below this, bytes are different numbers that are not negative in both types.
+EXACT_FP8 = 123
 
 
 class Regions:
@@ -82,6 +87,7 @@ class _Layer:
 
     Attributes:
         tokens_per_step: tokens that share an entry
+        scales: see LayerGeometry
     """
 
     parts: tuple[Part, ...]
@@ -90,6 +96,7 @@ class _Layer:
     kernel_blocks: int
     tokens: TokenShare = ALL_TOKENS
     tokens_per_step: int = 1
+    scales: Scales = UNSCALED
 
     @property
     def kind(self) -> tuple[tuple[Part, ...], int]:
@@ -111,6 +118,18 @@ def _cell_type(config: VllmConfig, tensor: torch.Tensor) -> Dtype:
     if tensor.dtype != torch.uint8:
         return dtype_of(tensor.dtype)
     return BYTE_TYPES.get(config.cache_config.cache_dtype, Dtype.U8)
+
+
+def _scales_of(config: VllmConfig, name: str, parts: Iterable[Part]) -> Scales:
+    """The scales of an attention layer with a cache in FP8. vLLM has them from the checkpoint, or else 1."""
+    layer = config.compilation_config.static_forward_context.get(name) if _is_fp8(parts) else None
+    if not hasattr(layer, "_k_scale"):  # other caches, and indexers, whose scales are a part
+        return UNSCALED
+    return tuple(layer._k_scale.flatten().tolist()), tuple(layer._v_scale.flatten().tolist())
+
+
+def _is_fp8(parts: Iterable[Part]) -> bool:
+    return any(part.dtype in TORCH_TYPES for part in parts)
 
 
 def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSpec]:
@@ -355,12 +374,17 @@ def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> st
     if config.device_config.device_type != "cpu":
         return "packed"
     size, tokens = spec.head_size, kernel_tokens
+    cache_type = config.cache_config.cache_dtype if spec.dtype == torch.uint8 else "auto"
     page = torch.zeros(1, 1, 2 * tokens, size, dtype=spec.dtype)
     keys, values = page.chunk(2, dim=2)
-    marks = torch.arange(1, tokens * size + 1, dtype=torch.float64).remainder(251).to(spec.dtype)
-    given = marks.view(tokens, 1, size)
-    isa = write_cpu_page(spec, config.cache_config.cache_dtype, given, keys, values)
-    plain = given.view(tokens, size)
+    marks = torch.arange(1, tokens * size + 1, dtype=torch.float64)
+    if cache_type in BYTE_TYPES:  # numbers that the cache's type has
+        kept = marks.remainder(EXACT_FP8).to(torch.uint8)
+        given = kept.view(getattr(torch, TORCH_TYPES[BYTE_TYPES[cache_type]])).to(config.model_config.dtype)
+    else:
+        kept = given = marks.remainder(251).to(spec.dtype)
+    isa = write_cpu_page(size, cache_type, given.view(tokens, 1, size), keys, values)
+    plain = kept.view(tokens, size)
     if torch.equal(keys.view(size, tokens), plain.t()) and torch.equal(values.view(tokens, size), plain):
         return "transposed"
     raise UnsupportedError(
@@ -398,7 +422,7 @@ def describe(
             layer = _describe_layer(config, name, place, spec, caches[name], ranks, regions, orders)
             if isinstance(spec, AttentionSpec):
                 each = _tokens_per_entry(name, spec, caches[name], cache.num_blocks)
-                layer = replace(layer, tokens_per_step=each)
+                layer = replace(layer, tokens_per_step=each, scales=_scales_of(config, name, layer.parts))
             kinds[place.draft].setdefault(layer.kind, []).append((place.number, layer))
         for number, layers in enumerate(kinds[False].values()):
             groups.append(_group(cache, source, own_group_name(source, number), layers))
@@ -486,7 +510,7 @@ def _group(cache: KVCacheConfig, source: int, name: str, layers: list[tuple[int,
         kind=kind,
         parts=first.parts,
         shares=first.shares,
-        layers=tuple(LayerGeometry(number, layer.placements) for number, layer in layers),
+        layers=tuple(LayerGeometry(number, layer.placements, layer.scales) for number, layer in layers),
         tokens_per_block=spec.block_size,
         kernel_blocks_per_block=blocks // cache.num_blocks,
         block_count=cache.num_blocks,

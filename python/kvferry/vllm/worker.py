@@ -28,7 +28,7 @@ from kvferry.vllm.compat import (
     init_logger,
 )
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
-from kvferry.vllm.identity import weights_of
+from kvferry.vllm.identity import scale_facts, weights_of
 from kvferry.vllm.marks import DeviceMarks, record
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.processors import engines_processors
@@ -49,7 +49,7 @@ Gathered = TypeVar("Gathered")
 logger = init_logger("vllm.kvferry")
 
 # The types that the library converts into each other.
-CONVERTED = (Dtype.F32, Dtype.F16, Dtype.BF16)
+CONVERTED = (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2)
 
 # While only transfers are going on, vLLM steps without a pause. A step that waits a moment for an event hands
 # over as soon, and leaves the cores to the threads that move the bytes.
@@ -174,8 +174,9 @@ class Worker:
         transfer = self._config.kv_transfer_config
         assert transfer is not None and transfer.engine_id is not None
         engine = build_engine(everyone, transfer.engine_id)
+        facts = scale_facts(everyone) | ({"weights": self._weights} if self._weights else {})
         with engines_processors():
-            self._agent = self._open(engine, geometry.rank)
+            self._agent = self._open(engine, geometry.rank, facts)
         if self._settings.takes_commands:
             self._commands = Commands(self._agent, self._find, self._name)
         self._caches = Caches(self._agent, self._source, memory, self._jobs, self._note)
@@ -196,7 +197,7 @@ class Worker:
             self._others = tuple(gather(said, ranks.pcp_size))
         logger.info("kvferry rank %d of %s at %s", geometry.rank, engine.name, self._agent.endpoint)
 
-    def _open(self, engine: Engine, rank: int) -> Agent:
+    def _open(self, engine: Engine, rank: int, facts: dict[str, str]) -> Agent:
         return Agent(
             engine,
             rank,
@@ -211,7 +212,7 @@ class Worker:
             verify=self._settings.verify,
             insecure=self._settings.insecure,
             remember=REMEMBERED_SECONDS,
-            facts={"weights": self._weights} if self._weights else None,
+            facts=facts,
             **log_options(logger),
         )
 
