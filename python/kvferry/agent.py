@@ -221,7 +221,8 @@ class Agent(Requests, Events, Looks, Allocating):
         """Ends everything under way; no more events come, and peers notice. May be called again.
 
         Blocks must not be used again before it has returned. Threads inside wait() and tasks inside event()
-        get ClosedError; arrays of allocate() stay usable.
+        get ClosedError; arrays of allocate() stay usable. Waits at most a second until producers know which
+        blocks they may free.
         """
         self._session.close()
 

@@ -182,6 +182,14 @@ void kvf_calls_bind(kvf_session *session, bool anew) {
     }
 }
 
+bool kvf_calls_release(const kvf_session *session) {
+    const kvf_call *call;
+    for (call = session->calls; call; call = call->hh.next)
+        if (call->kind == KVF_CALL_RELEASE)
+            return true;
+    return false;
+}
+
 void kvf_calls_repeat(kvf_session *session, uint64_t now) {
     kvf_call *call, *next;
     HASH_ITER(hh, session->calls, call, next) {

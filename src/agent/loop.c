@@ -25,6 +25,7 @@
 #include "transport/transport.h"
 
 #define STAGE_PAUSE (250 * KVF_MILLISECOND) /* the longest time between two looks of a stage that has flows */
+#define LAST_WORDS KVF_SECOND /* for which closing waits until producers know what they may free */
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
@@ -177,20 +178,23 @@ kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy) {
 
 /* ---- sleeping -------------------------------------------------------------------------------- */
 
-/* Sleeps, without the lock, until the descriptor is readable or `until`. Called with the lock; returns with
- * it. */
-static void sleep_on(kvf_agent *agent, int fd, uint64_t until) {
+/* Sleeps, without the lock, until the descriptor is readable or `until`. Called with the lock; returns with it. */
+static void sleep_unlocked(kvf_agent *agent, int fd, uint64_t until) {
     struct pollfd polled = {.fd = fd, .events = POLLIN};
-    uint64_t now = kvf_agent_now(agent);
-    kvf_work_show(agent);
-    kvf_log_deliver(agent);
-    if (agent->stopping)
-        return; /* requested while a line was logged */
+    const uint64_t now = kvf_agent_now(agent), left = until > now ? until - now : 0;
+    const struct timespec timeout = {.tv_sec = (time_t)(left / KVF_SECOND),
+                                     .tv_nsec = (long)(left % KVF_SECOND)};
     (void)pthread_mutex_unlock(&agent->lock);
-    uint64_t left = until > now ? until - now : 0;
-    struct timespec timeout = {.tv_sec = (time_t)(left / KVF_SECOND), .tv_nsec = (long)(left % KVF_SECOND)};
     (void)ppoll(&polled, 1, until == UINT64_MAX ? NULL : &timeout, NULL);
     kvf_turn_take(agent);
+}
+
+/* The same, after showing what there is to do, and logging. */
+static void sleep_on(kvf_agent *agent, int fd, uint64_t until) {
+    kvf_work_show(agent);
+    kvf_log_deliver(agent);
+    if (!agent->stopping) /* requested while a line was logged */
+        sleep_unlocked(agent, fd, until);
 }
 
 static void *run(void *context) {
@@ -217,6 +221,30 @@ kvf_status kvf_loop_start(kvf_agent *agent) {
     return error ? kvf_fail(KVF_E_IO, "the agent's thread: %s", strerror(error)) : KVF_OK;
 }
 
+/* Whether producers are yet to hear, or to confirm, that they may free blocks. */
+static bool owes_words(const kvf_agent *agent) {
+    const kvf_session *session;
+    DL_FOREACH(agent->all_sessions, session) {
+        if (kvf_calls_release(session) && !session->broken_since)
+            return true;
+    }
+    return false;
+}
+
+/* Without these words producers would keep the blocks until their leases end. The time is that of the machine: others,
+ * as in simulations, do not pass while we wait. */
+static void say_last_words(kvf_agent *agent) {
+    kvf_wake_set(&agent->wake, false);
+    kvf_wake_set(&agent->told_wake, false);
+    const uint64_t until = kvf_agent_now(agent) + LAST_WORDS;
+    while (agent->clock.now == kvf_monotonic.now && owes_words(agent) && kvf_agent_now(agent) < until) {
+        const bool more = work(agent);
+        kvf_log_deliver(agent);
+        if (!more)
+            sleep_unlocked(agent, agent->poll_fd, kvf_min_u64(until, kvf_agent_now(agent) + KVF_MILLISECOND));
+    }
+}
+
 void kvf_loop_stop(kvf_agent *agent) {
     kvf_turn_take(agent);
     agent->stopping = true;
@@ -229,6 +257,7 @@ void kvf_loop_stop(kvf_agent *agent) {
     kvf_turn_take(agent);
     while (agent->users > 0 || agent->entered < atomic_load(&agent->arrived))
         (void)pthread_cond_wait(&agent->turn, &agent->lock);
+    say_last_words(agent);
     kvf_work_take(agent); /* kept for good: closing needs it */
     (void)pthread_mutex_unlock(&agent->lock);
 }

@@ -181,6 +181,35 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
     }
 }
 
+static kvf_event_kind next_event(kvf_agent *agent) {
+    kvf_event event = {.struct_size = sizeof event};
+    assert_ok(kvf_agent_wait(agent, WORLD_PATIENCE_S * SECOND));
+    assert_ok(kvf_agent_next_event(agent, &event));
+    return event.kind;
+}
+
+/* A consumer that wants nothing has met the producer's ranks only when it says so. */
+static void a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_once(void **state) {
+    (void)state;
+    for (uint32_t n = 0; n < 16; n++) {
+        world w;
+        world_request held, wanted;
+        uint64_t ticket;
+        world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
+                         ENGINE(.name = "D", .all = {.block_count = 16}), OWN_THREAD);
+        world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
+        world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+        wanted.groups[0].begin = n % 2 ? 0 : wanted.groups[0].end;
+        wanted.request.contact = w.p.contact;
+        assert_ok(kvf_agent_hold(w.p.agents[0], &held.request, &ticket));
+        assert_ok(kvf_agent_pull(w.d.agents[0], &wanted.request, &ticket));
+        assert_int_equal(next_event(w.d.agents[0]), KVF_EVENT_DONE);
+        world_close_agents(&w.d);
+        assert_int_equal(next_event(w.p.agents[0]), KVF_EVENT_DONE);
+        world_close(&w);
+    }
+}
+
 static void waiting_ends_with_its_time(void **state) {
     (void)state;
     for (int own = 0; own < 2; own++) {
@@ -203,6 +232,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(several_threads_use_agents_that_have_threads),
         cmocka_unit_test(an_agent_is_closed_in_the_middle_of_its_work),
+        cmocka_unit_test(a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_once),
         cmocka_unit_test(waiting_ends_with_its_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
