@@ -221,9 +221,9 @@ typedef struct kvf_agent_options {
  * @param engine   every rank of the agent's own engine; must outlive the agent. Peers know it by its name: 1 to 255
  *                 bytes without control characters. NULL opens a directory
  * @param options  NULL for the defaults
- * @return KVF_OK, KVF_E_RANGE (the rank, a duration, a number), KVF_E_INVALID, KVF_E_PERMISSION (listening beyond
- *         loopback without keys), KVF_E_EXISTS (the address is taken), KVF_E_NOT_FOUND (a group of convert_groups; a
- *         kind of transport or a setting), KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_RANGE (the rank, the engine's name, a duration, a number), KVF_E_INVALID, KVF_E_PERMISSION
+ *         (listening beyond loopback without keys), KVF_E_EXISTS (the address is taken), KVF_E_NOT_FOUND (a group of
+ *         convert_groups; a kind of transport or a setting), KVF_E_UNSUPPORTED, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const kvf_agent_options *options,
                                   kvf_agent **out);
@@ -283,7 +283,7 @@ KVF_API kvf_status kvf_agent_allocate(kvf_agent *agent, kvf_memory_kind kind, ui
  * which, and why.
  *
  * @return KVF_OK, KVF_E_INVALID (not as many as the shard has, or kvf_memory), KVF_E_RANGE (a region smaller than
- *         the shard's; the engine's name), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
+ *         the shard's), KVF_E_EXISTS (all are registered, or other memory by a call that failed), KVF_E_UNSUPPORTED
  *         (memory kind), KVF_E_OVERFLOW, KVF_E_IO, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_agent_register(kvf_agent *agent, const kvf_memory *regions, uint32_t count);

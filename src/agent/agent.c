@@ -19,6 +19,7 @@
 #include "agent/trace.h"
 #include "link/link_endpoint.h"
 #include "port/door.h"
+#include "wire/fields.h"
 
 #include "transport/transport.h"
 
@@ -289,6 +290,12 @@ static kvf_status take_convert(kvf_agent *agent) {
     return status;
 }
 
+static kvf_status check_name(const char *name) {
+    const kvf_wire_field field = {
+        .key = "the engine's name", .type = KVF_FIELD_NAME, .least = 1, .most = KVF_WIRE_MAX_NAME};
+    return kvf_wire_field_check_text(&field, name, strlen(name), KVF_E_RANGE);
+}
+
 static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, const kvf_engine *engine,
                               uint32_t rank) {
     const kvf_agent_options *o = &agent->options;
@@ -298,6 +305,9 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, 
     if (rank >= agent->rank_count)
         return kvf_fail(KVF_E_RANGE, "rank is %u; engine %s has %u ranks", rank, kvf_engine_name(engine),
                         agent->rank_count);
+    kvf_status status = check_name(kvf_engine_name(engine));
+    if (status)
+        return status;
     agent->shard = kvf_engine_shard(engine, rank);
     agent->name = kvf_strdup(kvf_engine_name(engine));
     agent->introductions = kvf_alloc0(agent->rank_count, sizeof *agent->introductions);
@@ -305,7 +315,7 @@ static kvf_status open_engine(kvf_agent *agent, const kvf_surroundings *around, 
         return kvf_nomem("an agent");
     agent->own_facts =
         (kvf_facts){.model = kvf_model_retain(kvf_engine_model(engine)), .own = o->facts ? o->facts : ""};
-    kvf_status status = kvf_agent_check_stage(agent);
+    status = kvf_agent_check_stage(agent);
     if (!status)
         status = take_convert(agent);
     if (!status)

@@ -239,8 +239,8 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
         status = group_part(flow, g, part, &wanted[g]);
     if (!status)
         status = kvf_request_create(plan->plan, &flow->request);
-    if (!status)
-        status = kvf_request_set(flow->request, wanted, groups);
+    if (!status && (status = kvf_request_set(flow->request, wanted, groups)))
+        status = kvf_fail_in(status, "as the consumer sees it: "); /* there our table is the remote one */
     kvf_free(wanted);
     if (!status)
         status = kvf_carry_push(&flow->carry, &flow->push->base,

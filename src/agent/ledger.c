@@ -12,6 +12,7 @@ typedef struct ledger_group {
 } ledger_group;
 
 struct kvf_ledger {
+    kvf_model *model; /* for the names of groups */
     ledger_group *groups;
     uint32_t group_count;
     kvf_ledger_counts counts;
@@ -31,7 +32,8 @@ static uint64_t value_of(uint64_t word) {
 }
 
 kvf_status kvf_ledger_create(const kvf_shard *shard, kvf_ledger **out) {
-    uint32_t group_count = kvf_model_group_count(kvf_shard_model(shard));
+    const kvf_model *model = kvf_shard_model(shard);
+    uint32_t group_count = kvf_model_group_count(model);
     const kvf_group_shard_desc *groups = kvf_shard_get(shard)->groups;
     kvf_ledger *ledger = kvf_alloc0(1, sizeof *ledger);
     if (!ledger)
@@ -41,6 +43,7 @@ kvf_status kvf_ledger_create(const kvf_shard *shard, kvf_ledger **out) {
         kvf_free(ledger);
         return kvf_nomem("ledger");
     }
+    ledger->model = kvf_model_retain(model);
     ledger->group_count = group_count;
     for (uint32_t g = 0; g < group_count; g++)
         ledger->groups[g].block_count = kvf_min_u64(groups[g].block_count, KVF_NO_BLOCK);
@@ -54,24 +57,29 @@ void kvf_ledger_free(kvf_ledger *ledger) {
     for (uint32_t g = 0; g < ledger->group_count; g++)
         kvf_free(ledger->groups[g].words);
     kvf_free(ledger->groups);
+    kvf_model_free(ledger->model);
     kvf_free(ledger);
+}
+
+static const char *name_of(const kvf_ledger *ledger, uint32_t group) {
+    return kvf_model_group(ledger->model, group)->name;
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-static kvf_status refuse(uint32_t group, uint32_t block, uint64_t word) {
+static kvf_status refuse(const char *group, uint32_t block, uint64_t word) {
     unsigned long long value = value_of(word);
     switch (state_of(word)) {
     case HELD:
-        return kvf_fail(KVF_E_EXISTS, "group %u: block %u is held by %llu requests that read it", group,
+        return kvf_fail(KVF_E_EXISTS, "group %s: block %u is held by %llu requests that read it", group,
                         block, value);
     case FILLING:
-        return kvf_fail(KVF_E_EXISTS, "group %u: block %u is being filled by the request of ticket %llu",
+        return kvf_fail(KVF_E_EXISTS, "group %s: block %u is being filled by the request of ticket %llu",
                         group, block, value);
     default:
         return kvf_fail(
             KVF_E_EXISTS,
-            "group %u: block %u is in doubt: the request of ticket %llu may still be written to it", group,
+            "group %s: block %u is in doubt: the request of ticket %llu may still be written to it", group,
             block, value);
     }
 }
@@ -85,14 +93,15 @@ static kvf_status prepare(kvf_ledger *ledger, const kvf_block_table *tables, uin
         ledger_group *group = &ledger->groups[g];
         bool is_used = false;
         if (tables[g].count > 0 && !tables[g].ids)
-            return kvf_fail(KVF_E_INVALID, "group %u: %u blocks, but ids is NULL", g, tables[g].count);
+            return kvf_fail(KVF_E_INVALID, "group %s: %u blocks, but ids is NULL", name_of(ledger, g),
+                            tables[g].count);
         for (uint32_t i = 0; i < tables[g].count; i++) {
             uint32_t block = tables[g].ids[i];
             if (block == KVF_NO_BLOCK)
                 continue;
             if (block >= group->block_count)
-                return kvf_fail(KVF_E_RANGE, "group %u: block %u, but the cache has %llu", g, block,
-                                (unsigned long long)group->block_count);
+                return kvf_fail(KVF_E_RANGE, "group %s: block %u, but the cache has %llu", name_of(ledger, g),
+                                block, (unsigned long long)group->block_count);
             is_used = true;
         }
         if (is_used && !group->words) {
@@ -122,7 +131,7 @@ kvf_status kvf_ledger_take_readers(kvf_ledger *ledger, const kvf_block_table *ta
         for (uint32_t i = 0; i < tables[g].count; i++) {
             const uint64_t *word = word_at(ledger, g, &tables[g], i);
             if (word && state_of(*word) != FREE && state_of(*word) != HELD)
-                return refuse(g, tables[g].ids[i], *word);
+                return refuse(name_of(ledger, g), tables[g].ids[i], *word);
         }
     }
     for (uint32_t g = 0; g < group_count; g++) {
@@ -186,7 +195,7 @@ kvf_status kvf_ledger_take_writer(kvf_ledger *ledger, const kvf_block_table *tab
         for (uint32_t i = 0; i < tables[g].count; i++) {
             const uint64_t *word = word_at(ledger, g, &tables[g], i);
             if (word && state_of(*word) != FREE)
-                return refuse(g, tables[g].ids[i], *word);
+                return refuse(name_of(ledger, g), tables[g].ids[i], *word);
         }
     }
     for (uint32_t g = 0; g < group_count; g++) {
@@ -197,8 +206,8 @@ kvf_status kvf_ledger_take_writer(kvf_ledger *ledger, const kvf_block_table *tab
             if (state_of(*word) != FREE) {
                 kvf_ledger_drop_writer(ledger, tables, group_count, ticket);
                 return kvf_fail(KVF_E_OVERLAP,
-                                "group %u: block %u is given twice, the second time as entry %u", g,
-                                tables[g].ids[i], i);
+                                "group %s: block %u is given twice, the second time as entry %u",
+                                name_of(ledger, g), tables[g].ids[i], i);
             }
             *word = word_of(FILLING, ticket);
             ledger->counts.filling++;
@@ -232,8 +241,8 @@ kvf_status kvf_ledger_look(const kvf_ledger *ledger, uint32_t group, uint32_t bl
     if (group >= ledger->group_count)
         return kvf_fail(KVF_E_RANGE, "group is %u; the model has %u", group, ledger->group_count);
     if (block >= ledger->groups[group].block_count)
-        return kvf_fail(KVF_E_RANGE, "group %u: block %u, but the cache has %llu", group, block,
-                        (unsigned long long)ledger->groups[group].block_count);
+        return kvf_fail(KVF_E_RANGE, "group %s: block %u, but the cache has %llu", name_of(ledger, group),
+                        block, (unsigned long long)ledger->groups[group].block_count);
     uint64_t word = ledger->groups[group].words ? ledger->groups[group].words[block] : word_of(FREE, 0);
     *out = (kvf_ledger_entry){.state = states[state_of(word)],
                               .readers = state_of(word) == HELD ? value_of(word) : 0,

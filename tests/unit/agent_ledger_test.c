@@ -133,7 +133,7 @@ static void a_writer_has_its_blocks_alone(void **state) {
 static void a_block_that_is_being_filled_is_not_given_to_another_writer(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     assert_ok(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 77));
-    assert_fails(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 78), KVF_E_EXISTS, "group 1",
+    assert_fails(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 78), KVF_E_EXISTS, "group ssm",
                  "block 2", "being filled", "77");
     /* Nor twice for the same request. */
     assert_fails(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 77), KVF_E_EXISTS, "77");
@@ -143,7 +143,7 @@ static void a_block_that_is_being_filled_is_not_given_to_another_writer(void **s
 static void a_block_that_is_being_filled_is_not_read(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     assert_ok(kvf_ledger_take_writer(ledger, TABLES(TABLE(3), NOTHING), 2, 9));
-    assert_fails(kvf_ledger_take_readers(ledger, TABLES(TABLE(3), NOTHING), 2), KVF_E_EXISTS, "group 0",
+    assert_fails(kvf_ledger_take_readers(ledger, TABLES(TABLE(3), NOTHING), 2), KVF_E_EXISTS, "group full",
                  "block 3", "being filled", "9");
 }
 
@@ -151,7 +151,7 @@ static void a_block_that_is_read_is_not_written(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     assert_ok(kvf_ledger_take_readers(ledger, TABLES(TABLE(3), NOTHING), 2));
     assert_ok(kvf_ledger_take_readers(ledger, TABLES(TABLE(3), NOTHING), 2));
-    assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(3), NOTHING), 2, 9), KVF_E_EXISTS, "group 0",
+    assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(3), NOTHING), 2, 9), KVF_E_EXISTS, "group full",
                  "block 3", "held", "2 requests");
     assert_int_equal(look(ledger, 0, 3).readers, 2);
 }
@@ -159,7 +159,7 @@ static void a_block_that_is_read_is_not_written(void **state) {
 static void a_destination_that_names_a_block_twice_is_refused_whole(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(1, 2, 7), TABLE(0, 1, 0)), 2, 9), KVF_E_OVERLAP,
-                 "group 1", "block 0", "entry 2");
+                 "group ssm", "block 0", "entry 2");
     assert_counts(ledger, 0, 0, 0);
     assert_free(ledger, 0, 1);
     assert_free(ledger, 0, 7);
@@ -231,7 +231,7 @@ static void a_refused_reader_leaves_no_trace(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     assert_ok(kvf_ledger_take_writer(ledger, TABLES(NOTHING, TABLE(2)), 2, 9));
     assert_fails(kvf_ledger_take_readers(ledger, TABLES(TABLE(0, 1), TABLE(1, 2)), 2), KVF_E_EXISTS,
-                 "group 1", "block 2");
+                 "group ssm", "block 2");
     assert_free(ledger, 0, 0);
     assert_free(ledger, 1, 1);
     assert_counts(ledger, 0, 1, 0);
@@ -241,7 +241,7 @@ static void a_refused_writer_leaves_no_trace(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     assert_ok(kvf_ledger_take_readers(ledger, TABLES(NOTHING, TABLE(2)), 2));
     assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(0, 1), TABLE(1, 2)), 2, 9), KVF_E_EXISTS,
-                 "group 1", "block 2");
+                 "group ssm", "block 2");
     assert_free(ledger, 0, 0);
     assert_free(ledger, 1, 1);
     assert_counts(ledger, 1, 0, 0);
@@ -250,12 +250,12 @@ static void a_refused_writer_leaves_no_trace(void **state) {
 static void a_block_beyond_the_cache_is_refused_and_leaves_no_trace(void **state) {
     kvf_ledger *ledger = ((world *)*state)->ledger;
     kvf_ledger_entry entry;
-    assert_fails(kvf_ledger_take_readers(ledger, TABLES(TABLE(0), TABLE(3)), 2), KVF_E_RANGE, "group 1",
+    assert_fails(kvf_ledger_take_readers(ledger, TABLES(TABLE(0), TABLE(3)), 2), KVF_E_RANGE, "group ssm",
                  "block 3", "has 3");
-    assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(7, 8), NOTHING), 2, 9), KVF_E_RANGE, "group 0",
-                 "block 8", "has 8");
+    assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(7, 8), NOTHING), 2, 9), KVF_E_RANGE,
+                 "group full", "block 8", "has 8");
     assert_fails(kvf_ledger_take_writer(ledger, TABLES(TABLE(NO - 1), NOTHING), 2, 9), KVF_E_RANGE,
-                 "group 0");
+                 "group full");
     assert_fails(kvf_ledger_look(ledger, 0, 8, &entry), KVF_E_RANGE, "block 8", "has 8");
     assert_fails(kvf_ledger_look(ledger, 2, 0, &entry), KVF_E_RANGE, "group is 2", "has 2");
     assert_counts(ledger, 0, 0, 0);

@@ -65,7 +65,7 @@ static void looking_at_a_missing_object_is_refused(void **state) {
     kvf_agent_stats stats = {0};
     set_up(&s);
     check_block(s.p, 1, 63, KVF_BLOCK_FREE, 0);
-    assert_fails(kvf_agent_block(s.p, 1, 64, &found, NULL), KVF_E_RANGE, "group 1: block 64", "has 64");
+    assert_fails(kvf_agent_block(s.p, 1, 64, &found, NULL), KVF_E_RANGE, "group ssm: block 64", "has 64");
     assert_fails(kvf_agent_block(s.p, 2, 0, &found, NULL), KVF_E_RANGE, "group is 2", "has 2");
     assert_fails(kvf_agent_block(s.p, 0, 0, NULL, NULL), KVF_E_INVALID, "state is NULL");
     assert_fails(kvf_agent_block(NULL, 0, 0, &found, NULL), KVF_E_INVALID, "agent is NULL");

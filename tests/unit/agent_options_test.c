@@ -73,6 +73,31 @@ static void ranks_are_those_of_the_engine(void **state) {
     tear_down(&s);
 }
 
+static void engines_need_a_name_that_peers_can_read(void **state) {
+    (void)state;
+    static const struct {
+        size_t bytes;
+        char last;
+        kvf_status status;
+        const char *text;
+    } cases[] = {{0, 'P', KVF_E_RANGE, "the engine's name has 0 bytes; allowed: 1 to 255"},
+                 {1, 'P', KVF_OK, ""},
+                 {255, 'P', KVF_OK, ""},
+                 {256, 'P', KVF_E_RANGE, "the engine's name has 256 bytes; allowed: 1 to 255"},
+                 {9, '\n', KVF_E_RANGE, "the engine's name has the control character 0x0a at byte 8"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char name[257] = "";
+        memset(name, 'P', cases[i].bytes);
+        if (cases[i].bytes > 0)
+            name[cases[i].bytes - 1] = cases[i].last;
+        scene s = {.model = hybrid(2)};
+        s.engine = engine_of(s.model, ENGINE(.name = name, .tp_size = 2, .all = {.block_count = 8}));
+        assert_int_equal(try_rank(&s, 0, NULL), cases[i].status);
+        assert_true(cases[i].status == KVF_OK || strstr(kvf_error_detail(), cases[i].text));
+        tear_down(&s);
+    }
+}
+
 static void durations_have_their_limits(void **state) {
     (void)state;
     scene s = set_up();
@@ -341,6 +366,7 @@ static void an_agent_opens_whole_or_not_at_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_are_those_of_the_engine),
+        cmocka_unit_test(engines_need_a_name_that_peers_can_read),
         cmocka_unit_test(durations_have_their_limits),
         cmocka_unit_test(what_is_left_out_is_as_the_header_says),
         cmocka_unit_test(texts_may_be_overwritten_once_the_agent_is_open),
