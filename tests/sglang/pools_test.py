@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import pathlib
+import tempfile
 import unittest
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,7 +90,7 @@ class Rank:
         setup_state_kv_args(args, self.pool)
         self.components = components_of(args, cache.config(), cache.latent, tp_size, cache.LAYERS)
         engine = build_engine(self.components, name, tp_size, [cache.LAYERS])
-        self.agent = Agent(engine, rank, facts=facts_of(self.components, cache.config(), ""))
+        self.agent = Agent(engine, rank, facts=facts_of(self.components, cache.config(), "", None))
         self.arrays = arrays_of(self.components, False)
         self.agent.register(self.arrays)
         count = -(-TOKENS // page)
@@ -631,6 +633,17 @@ class Pools(unittest.TestCase):
             chunks = Chunks(rank.components, Extent(0, 512, PAGE, (8,)))
             with self.assertRaisesRegex(MismatchError, "other pages of dsa than of kv"):
                 chunks.add(rank.pages, TOKENS, [rank.pages[::-1]])
+
+    def test_scales_of_a_file_are_told_to_the_other_engine(self) -> None:
+        with engines(Windows, 1) as ((rank,),), tempfile.TemporaryDirectory() as folder:
+            config = Windows(1, PAGE).config()
+            said = []
+            for content in ("{}", "{}", "{ }"):
+                file = pathlib.Path(folder) / str(len(said))
+                file.write_text(content)
+                said.append(facts_of(rank.components, config, "", str(file))["scales"])
+            self.assertNotIn("scales", facts_of(rank.components, config, "", None))
+        self.assertEqual((said[0] == said[1], said[0] == said[2]), (True, False))
 
     def test_a_type_that_is_not_known_is_refused_by_name(self) -> None:
         with self.assertRaisesRegex(UnsupportedError, "kv_cache_dtype is fp4_e2m1; allowed: auto, bf16"):

@@ -13,6 +13,7 @@ import itertools
 import unittest
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from layouts import Layout, Rank, Specs, lay_out, move
@@ -215,6 +216,26 @@ class OrdersOfCuda(unittest.TestCase):
                     )
                     (group,) = layout.ranks[0].geometry.groups
                     self.assertEqual({part.dtype for part in group.parts}, {dtype})
+
+    def test_fp8_of_amd_is_not_taken_for_that_of_others(self) -> None:
+        """On MI300 the same bits are other numbers."""
+        for chip, dtype in (("gfx942:sramecc+:xnack-", Dtype.U8), ("gfx950:sramecc+:xnack-", Dtype.F8_E4M3)):
+            properties = SimpleNamespace(gcnArchName=chip)
+            with (
+                self.subTest(chip),
+                mock.patch("torch.version.hip", "6.4"),
+                mock.patch("torch.cuda.get_device_properties", lambda _, properties=properties: properties),
+            ):
+                layout = lay_out(
+                    model(HEADS),
+                    lambda _: specs(attention, 16, HEADS, torch.uint8),
+                    1,
+                    "prefill",
+                    BLOCKS,
+                    cache_type="fp8",
+                )
+                (group,) = layout.ranks[0].geometry.groups
+                self.assertEqual({part.dtype for part in group.parts}, {dtype})
 
     def test_pages_of_a_backends_own_form_are_refused_by_name(self) -> None:
         """B12X has a slot for all keys of a token and one for all values: with two heads the shape is ours."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import pathlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,7 @@ from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_disagg
 
 from kvferry.errors import UnsupportedError
+from kvferry.fp8 import kept_type
 from kvferry.model import Dtype
 from kvferry.sglang.geometry import (
     Blocks,
@@ -74,7 +77,7 @@ def components_of(args: KVArgs, config: ModelConfig, latent: bool, tp_size: int,
         latent: the model's cache has latents, not heads
         held: how many of the model's layers this rank has
     """
-    dtype = cache_type(args.kv_cache_dtype_str, str(config.dtype))
+    dtype = kept_type(cache_type(args.kv_cache_dtype_str, str(config.dtype)))
     heads = config.get_total_num_kv_heads()
     layers: Sequence[int] = range(config.num_hidden_layers)
     if StateType.MAMBA in args.state_types:
@@ -126,10 +129,17 @@ def _others(args: KVArgs, i: int, config: ModelConfig, dtype: Dtype, tp_size: in
         yield of_pages(state.value, args.state_layer_ids[i] or range(count), buffers, page)
 
 
-def facts_of(components: Sequence[Component], config: ModelConfig, weights: str) -> dict[str, str]:
-    """What must be equal on both sides beyond the cells: a decode server of another model is refused by it."""
+def facts_of(
+    components: Sequence[Component], config: ModelConfig, weights: str, scales: str | None
+) -> dict[str, str]:
+    """What must be equal on both sides beyond the cells: a decode server of another model is refused by it.
+
+    Args:
+        scales: the file with what elements in FP8 are multiplied by; None: the checkpoint says that
+    """
     main, *others = components
-    return {
+    scaled = {"scales": hashlib.sha256(pathlib.Path(scales).read_bytes()).hexdigest()[:32]} if scales else {}
+    return scaled | {
         "page size": str(main.tokens_per_block) if others else "any",  # blocks of others are compared by number
         "weights": weights,
         "architecture": " ".join(config.hf_config.architectures or ()),

@@ -154,7 +154,9 @@ class KvferryManager(CommonKVManager):
             self._engine_rank,
             listen=endpoint_at(self.local_ip),
             transport=settings.transport,
-            facts=facts_of(self._components, config, settings.weights),
+            facts=facts_of(
+                self._components, config, settings.weights, self.server_args.quantization_param_path
+            ),
             keys=settings.keys,
             allowed_keys=settings.allowed_keys,
             insecure=settings.insecure,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvferry.errors import UnsupportedError
+from kvferry.fp8 import NAMES, kept_type
 from kvferry.model import Dtype, GroupKind, Part, TpRule
 from kvferry.shard import PartShare, Placement, TokenShare
 from kvferry.transfer_params import own_group_name
@@ -58,7 +59,6 @@ PACKED_BYTES, PACKED_SCALE_BYTES = 576, 8
 
 #: What elements of one byte are, by vLLM's name of the caches' type; others only their backend knows.
 BYTE_TYPES = {"fp8": Dtype.F8_E4M3, "fp8_e4m3": Dtype.F8_E4M3, "fp8_e5m2": Dtype.F8_E5M2}
-TORCH_TYPES = {Dtype.F8_E4M3: "float8_e4m3fn", Dtype.F8_E5M2: "float8_e5m2"}
 #: Below this, bytes are different numbers that are not negative in both types.
 EXACT_FP8 = 123
 
@@ -117,19 +117,17 @@ def _cell_type(config: VllmConfig, tensor: torch.Tensor) -> Dtype:
     """The type of a cache's elements. vLLM says bytes for more than one type."""
     if tensor.dtype != torch.uint8:
         return dtype_of(tensor.dtype)
-    return BYTE_TYPES.get(config.cache_config.cache_dtype, Dtype.U8)
+    return kept_type(BYTE_TYPES.get(config.cache_config.cache_dtype, Dtype.U8))
 
 
 def _scales_of(config: VllmConfig, name: str, parts: Iterable[Part]) -> Scales:
     """The scales of an attention layer with a cache in FP8. vLLM has them from the checkpoint, or else 1."""
-    layer = config.compilation_config.static_forward_context.get(name) if _is_fp8(parts) else None
-    if not hasattr(layer, "_k_scale"):  # other caches, and indexers, whose scales are a part
+    if not any(part.dtype in (Dtype.U8, *NAMES) for part in parts):
+        return UNSCALED
+    layer: Any = config.compilation_config.static_forward_context.get(name)
+    if not hasattr(layer, "_k_scale"):  # an indexer, whose scales are a part
         return UNSCALED
     return tuple(layer._k_scale.flatten().tolist()), tuple(layer._v_scale.flatten().tolist())
-
-
-def _is_fp8(parts: Iterable[Part]) -> bool:
-    return any(part.dtype in TORCH_TYPES for part in parts)
 
 
 def _inner_specs(spec: KVCacheSpec, names: Iterable[str]) -> dict[str, KVCacheSpec]:
@@ -275,7 +273,7 @@ def _indexer_layer(
     if key_type is Dtype.F4_E2M1 and torch.version.hip:
         raise UnsupportedError(f"indexer {name} keeps FP4 in an order of AMD's kernels")
     times = content // each
-    keys = Part("indexer", key_type, 1, times * INDEXED_ELEMENTS, tp_rule=TpRule.REPLICATE)
+    keys = Part("indexer", kept_type(key_type), 1, times * INDEXED_ELEMENTS, tp_rule=TpRule.REPLICATE)
     scale = Part("indexer_scale", scale_type, 1, times * scales, tp_rule=TpRule.REPLICATE)
     return _layer_with_scales(spec, tensor, keys, scale, ranks, regions)
 
@@ -380,7 +378,7 @@ def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> st
     marks = torch.arange(1, tokens * size + 1, dtype=torch.float64)
     if cache_type in BYTE_TYPES:  # numbers that the cache's type has
         kept = marks.remainder(EXACT_FP8).to(torch.uint8)
-        given = kept.view(getattr(torch, TORCH_TYPES[BYTE_TYPES[cache_type]])).to(config.model_config.dtype)
+        given = kept.view(getattr(torch, NAMES[BYTE_TYPES[cache_type]])).to(config.model_config.dtype)
     else:
         kept = given = marks.remainder(251).to(spec.dtype)
     isa = write_cpu_page(size, cache_type, given.view(tokens, 1, size), keys, values)
