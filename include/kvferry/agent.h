@@ -461,6 +461,8 @@ typedef struct kvf_agent_request {
      * directly then comes layer by layer, in more and shorter batches. Not used by hold and push.
      */
     bool by_layer;
+    /** With `by_layer`: KVF_EVENT_LAYERS says that further layers have arrived. For engines that wait for events. */
+    bool layer_events;
 } kvf_agent_request;
 
 /**
@@ -700,6 +702,10 @@ typedef enum kvf_event_kind {
     /** An operator's program asks the engine for something: see kvf_command, and kvf_agent_reply(). Comes only where
      * the agent's options or grants allow commands. */
     KVF_EVENT_COMMAND = 8,
+    /** Of a request with `layer_events`: `layers` model layers have arrived, from the first on, as kvf_agent_arrived()
+     * counts them. While one of a request waits to be taken, further layers change its number, so at most one waits. It
+     * comes before the event that ends the request, which need not have one: what arrives last is told with that. */
+    KVF_EVENT_LAYERS = 9,
 } kvf_event_kind;
 
 typedef enum kvf_request_kind {
@@ -787,6 +793,7 @@ typedef struct kvf_event {
     const kvf_record *records;
     uint32_t record_count;
     const kvf_command *command; /**< COMMAND; otherwise NULL */
+    uint32_t layers;            /**< LAYERS; otherwise 0 */
 } kvf_event;
 
 /**

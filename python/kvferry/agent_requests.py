@@ -155,6 +155,7 @@ class Requests:
         way: Way = Way.AUTO,
         records: Sequence[Record] = (),
         by_layer: bool = False,
+        layer_events: bool = False,
         limit: str = "deadline",
     ) -> int:
         """`limit`: the caller's name for the deadline."""
@@ -179,6 +180,7 @@ class Requests:
             after=_ready_event(after, arena),
             way=way,
             by_layer=by_layer,
+            layer_events=layer_events,
             **records_in(records, arena),
         )
         if contact is not None:
@@ -238,6 +240,7 @@ class Requests:
         after: Readable | None = None,
         way: Way = Way.AUTO,
         by_layer: bool = False,
+        layer_events: bool = False,
     ) -> int:
         """Consumer: reads what a producer holds, or will hold before the deadline, into own blocks.
 
@@ -254,6 +257,7 @@ class Requests:
             after: as in hold(): the blocks are not written before; for engines whose device still uses them
             way: how its bytes go; AUTO: the agent's way
             by_layer: layers are counted as they arrive, for arrived() and let_wait()
+            layer_events: with `by_layer`, events LAYERS say that further ones have arrived
 
         Event: DONE (every wanted byte is there), or FAILED with the blocks that must be computed.
         Raises ExistsError (a block is in use by another request, or the request is being pulled already),
@@ -271,6 +275,7 @@ class Requests:
             after=after,
             way=way,
             by_layer=by_layer,
+            layer_events=layer_events,
         )
 
     def pull_into(self, ticket: int, groups: Sequence[GroupSteps], *, after: Readable | None = None) -> None:
@@ -294,6 +299,7 @@ class Requests:
         after: Readable | None = None,
         way: Way = Way.AUTO,
         by_layer: bool = False,
+        layer_events: bool = False,
     ) -> int:
         """Consumer: lets a producer write a request into own blocks. Events and errors are those of pull().
 
@@ -302,7 +308,7 @@ class Requests:
             way: PACKED: the request is written packed, and its blocks are free as soon as it has ended; AUTO:
                 the agent's way, or that of the push. A push that must go packed fails with UNSUPPORTED where
                 it is expected directly: with DIRECT, or with AUTO if the producer is reached directly
-            by_layer: as in pull(); what a producer writes directly is not counted before the end
+            by_layer, layer_events: as in pull(); what a producer writes directly is not counted before the end
         """
         return self._submit(
             lib.kvf_agent_expect,
@@ -313,6 +319,7 @@ class Requests:
             after=after,
             way=way,
             by_layer=by_layer,
+            layer_events=layer_events,
         )
 
     def push(

@@ -25,6 +25,7 @@ class EventKind(enum.IntEnum):
     PEER_LOST = lib.KVF_EVENT_PEER_LOST
     PEER_REFUSED = lib.KVF_EVENT_PEER_REFUSED
     DRAINED = lib.KVF_EVENT_DRAINED
+    LAYERS = lib.KVF_EVENT_LAYERS  # further layers of a request with `layer_events` have arrived
     COMMAND = lib.KVF_EVENT_COMMAND  # an operator asks for something: see Event.command, Agent.reply()
 
 
@@ -131,6 +132,7 @@ class Event:
         bytes_packed: how many of these bytes went packed; of pulls and pushes
         records: DONE pulls and expects: the records that came with the cache, rank by rank
         command: COMMAND: what the engine is asked; otherwise None
+        layers: LAYERS: how many model layers have arrived, from the first on
     """
 
     kind: EventKind
@@ -149,6 +151,7 @@ class Event:
     bytes_packed: int
     records: tuple[Record, ...] = ()
     command: Command | None = None
+    layers: int = 0
 
     @property
     def error(self) -> KvferryError | None:
@@ -180,6 +183,7 @@ def read_event(event: Any) -> Event:
         bytes_packed=event.bytes_packed,
         records=records_out(event.records, event.record_count),
         command=None if event.command == ffi.NULL else read_command(event.command),
+        layers=event.layers,
     )
 
 

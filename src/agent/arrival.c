@@ -10,12 +10,14 @@
 kvf_status kvf_arrival_begin(kvf_asker *asker, const kvf_agent_request *request) {
     kvf_agent *agent = asker->base.agent;
     if (!request->by_layer)
-        return KVF_OK;
+        return request->layer_events ? kvf_fail(KVF_E_INVALID, "layer_events is set, and by_layer is not")
+                                     : KVF_OK;
     kvf_arrival *arrival = kvf_alloc0(1, sizeof *arrival);
     if (!arrival)
         return kvf_nomem("a request");
     arrival->all = kvf_model_layer_count(kvf_engine_model(agent->engine));
     arrival->over = agent->stopping;
+    arrival->tells = request->layer_events;
     arrival->asker = asker;
     asker->arrival = arrival;
     DL_APPEND(agent->arrivals, arrival);
@@ -53,6 +55,7 @@ void kvf_arrival_free(kvf_asker *asker) {
     KVF_ASSERT(!arrival->counts);
     (void)kvf_arrival_end(asker);
     DL_DELETE(asker->base.agent->arrivals, arrival);
+    kvf_event_stay(arrival->event);
     kvf_free(arrival->come);
     kvf_free(arrival->awaited);
     kvf_free(arrival);
@@ -78,6 +81,8 @@ void kvf_arrivals_look(kvf_agent *agent) {
         arrival->layers = layers;
         if (arrival->word)
             kvf_cuda_word_set(arrival->word, layers);
+        if (arrival->tells)
+            kvf_event_layers(&arrival->asker->base, layers, &arrival->event);
     }
 }
 

@@ -19,11 +19,13 @@
 typedef struct kvf_cuda_word kvf_cuda_word;
 
 struct kvf_arrival {
-    uint32_t layers, all; /* model layers that have arrived, and that there are */
-    kvf_cuda_word *word;  /* streams wait for it; NULL: none has yet */
-    bool over;            /* the request has ended: no stream waits any more */
-    bool late;            /* streams went on before it had */
-    bool counts;          /* expect: the stage counts in `come` */
+    uint32_t layers, all;  /* model layers that have arrived, and that there are */
+    kvf_cuda_word *word;   /* streams wait for it; NULL: none has yet */
+    bool over;             /* the request has ended: no stream waits any more */
+    bool late;             /* streams went on before it had */
+    bool tells;            /* its engine wants KVF_EVENT_LAYERS */
+    kvf_event_node *event; /* that waits to be taken; NULL: none does */
+    bool counts;           /* expect: the stage counts in `come` */
     /* expect: bytes that came packed, and that are to come; by source of the plan, then by layer. NULL: not known */
     uint64_t *come, *awaited;
     kvf_asker *asker;

@@ -15,7 +15,8 @@ struct kvf_event_node {
     kvf_event event; /* its pointers are into `storage` */
     kvf_command command;
     void *storage;
-    kvf_records records; /* likewise */
+    kvf_records records;         /* likewise */
+    kvf_event_node **changed_by; /* LAYERS: points here until the event is taken; NULL: it stays as it is */
     kvf_event_node *prev, *next;
 };
 
@@ -225,6 +226,36 @@ void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free)
     append(agent, node);
 }
 
+void kvf_event_layers(kvf_ticket *ticket, uint32_t layers, kvf_event_node **waits) {
+    kvf_event_node *node = *waits;
+    if (!node) {
+        node = kvf_alloc0(1, sizeof *node);
+        char *id = node ? kvf_alloc(ticket->id_bytes, 1) : NULL;
+        if (!id) {
+            kvf_free(node);
+            return; /* the next layers, or the request's end, are told */
+        }
+        memcpy(id, ticket->id, ticket->id_bytes);
+        node->storage = id;
+        node->event = (kvf_event){.kind = KVF_EVENT_LAYERS,
+                                  .request_kind = ticket->kind,
+                                  .ticket = ticket->number,
+                                  .id = {id, ticket->id_bytes},
+                                  .rank = KVF_NO_RANK,
+                                  .detail = "",
+                                  .engine = ""};
+        node->changed_by = waits;
+        *waits = node;
+        append(ticket->agent, node);
+    }
+    node->event.layers = layers;
+}
+
+void kvf_event_stay(kvf_event_node *waits) {
+    if (waits)
+        waits->changed_by = NULL;
+}
+
 static void free_node(kvf_event_node *node) {
     if (!node)
         return;
@@ -252,6 +283,9 @@ bool kvf_event_take(kvf_agent *agent, kvf_event *out) {
         return false;
     DL_DELETE(agent->events, node);
     agent->told = node;
+    if (node->changed_by)
+        *node->changed_by = NULL;
+    node->changed_by = NULL;
     kvf_trace_noticed(agent, &node->event);
     kvf_fill_out(out, &node->event, sizeof node->event);
     if (!agent->events && !agent->stopping) /* threads that wait must see that it stops */

@@ -186,6 +186,11 @@ void kvf_ticket_fail(kvf_ticket *ticket, kvf_status status, const char *detail, 
 
 void kvf_event_ticket(kvf_ticket *ticket, kvf_event_kind kind, bool blocks_free);
 bool kvf_events_reserve(kvf_ticket *ticket);
+/** So many layers of a request have arrived. `waits` has the event that says so, as long as it waits to be taken; it must
+ * stay where it is until kvf_event_stay(). */
+void kvf_event_layers(kvf_ticket *ticket, uint32_t layers, kvf_event_node **waits);
+/** An event of layers stays as it is from now on. NULL is accepted. */
+void kvf_event_stay(kvf_event_node *waits);
 
 /** Logs a failure as an object of JSON. */
 void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticket, const char *engine,

@@ -100,7 +100,8 @@ void kvf_trace_told(const kvf_ticket *ticket, const char *engine) {
 }
 
 void kvf_trace_noticed(kvf_agent *agent, const kvf_event *event) {
-    kvf_trace *trace = event->ticket ? find(agent, event->ticket) : NULL;
+    const bool ends = event->ticket && event->kind != KVF_EVENT_LAYERS;
+    kvf_trace *trace = ends ? find(agent, event->ticket) : NULL;
     if (trace && !trace->at[KVF_MOMENT_NOTICED])
         trace->at[KVF_MOMENT_NOTICED] = kvf_agent_now(agent);
 }

@@ -2,6 +2,8 @@
  * The arrival of a consumer's request, layer by layer, in memory of the host: what the agent says has arrived is compared
  * with the bytes that are there, at that moment. Streams of devices are in agent_arrival_device_test.c.
  */
+#include <unistd.h>
+
 #include "agent/push.h"
 #include "agent/session.h"
 #include "agent_world.h"
@@ -175,6 +177,56 @@ static void an_engine_may_ask_while_the_agents_thread_works(void **state) {
     world_close(&w);
 }
 
+static kvf_event next_event(kvf_agent *agent) {
+    kvf_event event = {.struct_size = sizeof event};
+    assert_ok(kvf_agent_wait(agent, WORLD_PATIENCE_S * SECOND));
+    assert_ok(kvf_agent_next_event(agent, &event));
+    return event;
+}
+
+/* Pulls into one rank whose engine sleeps until there is an event. If it takes none meanwhile, the last count waits. */
+static void an_engine_that_waits_for_events_is_told_of_layers(void **state) {
+    const route *by = *state;
+    const kvf_agent_options options = {.struct_size = sizeof options,
+                                       .transport = by->transport,
+                                       .way = by->way,
+                                       .slot_bytes = SLOT_BYTES,
+                                       .own_thread = true};
+    for (int late = 0; late < 2; late++) {
+        world w;
+        world_request held, wanted;
+        uint64_t holds[WORLD_MAX_RANKS], ticket;
+        uint32_t events = 0, layers = 0;
+        world_open_model(&w, attention(LAYERS, 8, 8), TP2,
+                         ENGINE(.name = "D", .all = {.block_count = 64, .order = "L|BPNH"}), &options);
+        world_request_make(&w, &w.p, "a", TOKENS, 3, 2, &held);
+        world_request_make(&w, &w.d, "a", TOKENS, 7, 3, &wanted);
+        wanted.request.by_layer = wanted.request.layer_events = true;
+        wanted.request.bytes_per_second = 2ull * SLOWLY;
+        wanted.request.contact = w.p.contact;
+        world_fill(&w, &w.p, &held, 1);
+        world_hold(&w.p, &held, holds);
+        assert_ok(kvf_agent_pull(w.d.agents[0], &wanted.request, &ticket));
+        while (late && arrived(w.d.agents[0], ticket, LAYERS) < LAYERS)
+            (void)usleep(1000);
+        for (;;) {
+            const kvf_event event = next_event(w.d.agents[0]);
+            assert_int_equal(event.ticket, ticket);
+            if (event.kind == KVF_EVENT_DONE)
+                break;
+            assert_int_equal(event.kind, KVF_EVENT_LAYERS);
+            assert_int_equal(event.id.size, strlen("a"));
+            assert_true(event.layers > layers && event.layers <= LAYERS && !event.blocks_free);
+            layers = event.layers;
+            events++;
+            assert_int_equal(world_wrong_cells_below(&w.d, 0, &wanted, 1, layers), 0);
+        }
+        assert_true(late ? events <= 1 : events >= 2);
+        world_all_done(&w, &w.p, holds);
+        world_close(&w);
+    }
+}
+
 /* ---- expectations ------------------------------------------------------------------------------- */
 
 typedef struct push_scene {
@@ -342,7 +394,7 @@ static void only_requests_that_ask_for_it_are_counted(void **state) {
     open_world(&w, *state, attention(LAYERS, 8, 8), false);
     world_request_make(&w, &w.p, "a", TOKENS, 3, 2, &held);
     world_request_make(&w, &w.d, "a", TOKENS, 7, 3, &wanted);
-    held.request.by_layer = true; /* has no meaning */
+    held.request.by_layer = held.request.layer_events = true; /* have no meaning */
     world_pull(&w.d, &wanted, &w.p, pulls);
     world_hold(&w.p, &held, holds);
     assert_fails(kvf_agent_arrived(w.p.agents[0], holds[0], &layers), KVF_E_INVALID, "no pull or expect");
@@ -352,6 +404,9 @@ static void only_requests_that_ask_for_it_are_counted(void **state) {
     assert_fails(kvf_agent_let_wait(w.d.agents[0], 12345, 1, 0, NULL), KVF_E_NOT_FOUND, "12345");
     assert_fails(kvf_agent_let_wait(w.d.agents[0], 0, 1, 0, NULL), KVF_E_NOT_FOUND, "ticket 0");
     assert_fails(kvf_agent_arrived(w.d.agents[0], pulls[0], NULL), KVF_E_INVALID, "layers is NULL");
+    wanted.request.id = (kvf_request_id){"b", 1};
+    wanted.request.layer_events = true;
+    assert_fails(kvf_agent_pull(w.d.agents[0], &wanted.request, NULL), KVF_E_INVALID, "by_layer is not");
     world_all_done(&w, &w.d, pulls);
     world_all_done(&w, &w.p, holds);
     world_quiet(&w);
@@ -377,6 +432,8 @@ int main(void) {
         OVER(nothing_is_counted_early_at_full_speed, messages_workers),
         OVER(an_engine_may_ask_while_the_agents_thread_works, shm),
         OVER(an_engine_may_ask_while_the_agents_thread_works, shm_packed),
+        OVER(an_engine_that_waits_for_events_is_told_of_layers, shm),
+        OVER(an_engine_that_waits_for_events_is_told_of_layers, messages_packed),
         OVER(nothing_is_counted_early_at_full_speed, shm_packed),
         OVER(nothing_is_counted_early_at_full_speed, messages),
         OVER(nothing_is_counted_early_at_full_speed, messages_packed),
