@@ -231,8 +231,8 @@ typedef enum kvf_agreement {
 } kvf_agreement;
 
 /**
- * The bit of one element type, for sets of them. The types that can be converted on the way are f32, f16, bf16, f8_e4m3
- * and f8_e5m2. An element stands for the value that its bits say: engines that multiply their elements by a scale say so
+ * The bit of one element type, for sets of them. The types that can be converted on the way are f32, f16, bf16,
+ * f8_e4m3 and f8_e5m2. An element stands for the value that its bits say: engines that multiply their elements by a scale say so
  * in their facts (see `facts` of kvf_agent_options), so that engines with another scale, or none, are refused.
  */
 #define KVF_DTYPE_BIT(dtype) (1u << (dtype))

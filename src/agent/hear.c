@@ -298,12 +298,19 @@ static bool is_no_client(kvf_agent *agent, const kvf_letter *letter) {
     return letter->called;
 }
 
+/* Peers ask for something by these. */
+static bool asks(kvf_message_kind kind) {
+    return kind == KVF_MESSAGE_HELLO || kind == KVF_MESSAGE_CALL || kind == KVF_MESSAGE_COMMAND;
+}
+
 static void take_message(kvf_agent *agent, const kvf_letter *letter) {
     kvf_message message;
     if (is_too_large(agent, letter) || kvf_wire_open((kvf_bytes){letter->data, letter->bytes}, &message)) {
         agent->stats.messages_malformed++;
         return;
     }
+    if (agent->stopping && asks(message.kind))
+        return; /* it is about to notice that we are gone */
     switch (message.kind) {
     case KVF_MESSAGE_HELLO:
         if (!is_no_client(agent, letter))

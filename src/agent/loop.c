@@ -25,7 +25,9 @@
 #include "transport/transport.h"
 
 #define STAGE_PAUSE (250 * KVF_MILLISECOND) /* the longest time between two looks of a stage that has flows */
-#define LAST_WORDS KVF_SECOND /* for which closing waits until producers know what they may free */
+/* How long closing waits until producers are told what they may free, and of that, until they have confirmed it. */
+#define SAYING KVF_SECOND
+#define CONFIRMING (100 * KVF_MILLISECOND)
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
@@ -178,23 +180,20 @@ kvf_status kvf_agent_progress(kvf_agent *agent, bool *busy) {
 
 /* ---- sleeping -------------------------------------------------------------------------------- */
 
-/* Sleeps, without the lock, until the descriptor is readable or `until`. Called with the lock; returns with it. */
-static void sleep_unlocked(kvf_agent *agent, int fd, uint64_t until) {
-    struct pollfd polled = {.fd = fd, .events = POLLIN};
-    const uint64_t now = kvf_agent_now(agent), left = until > now ? until - now : 0;
-    const struct timespec timeout = {.tv_sec = (time_t)(left / KVF_SECOND),
-                                     .tv_nsec = (long)(left % KVF_SECOND)};
-    (void)pthread_mutex_unlock(&agent->lock);
-    (void)ppoll(&polled, 1, until == UINT64_MAX ? NULL : &timeout, NULL);
-    kvf_turn_take(agent);
-}
-
-/* The same, after showing what there is to do, and logging. */
+/* Sleeps, without the lock, until the descriptor is readable or `until`. Called with the lock; returns with
+ * it. */
 static void sleep_on(kvf_agent *agent, int fd, uint64_t until) {
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    uint64_t now = kvf_agent_now(agent);
     kvf_work_show(agent);
     kvf_log_deliver(agent);
-    if (!agent->stopping) /* requested while a line was logged */
-        sleep_unlocked(agent, fd, until);
+    if (agent->stopping)
+        return; /* requested while a line was logged */
+    (void)pthread_mutex_unlock(&agent->lock);
+    uint64_t left = until > now ? until - now : 0;
+    struct timespec timeout = {.tv_sec = (time_t)(left / KVF_SECOND), .tv_nsec = (long)(left % KVF_SECOND)};
+    (void)ppoll(&polled, 1, until == UINT64_MAX ? NULL : &timeout, NULL);
+    kvf_turn_take(agent);
 }
 
 static void *run(void *context) {
@@ -221,27 +220,51 @@ kvf_status kvf_loop_start(kvf_agent *agent) {
     return error ? kvf_fail(KVF_E_IO, "the agent's thread: %s", strerror(error)) : KVF_OK;
 }
 
-/* Whether producers are yet to hear, or to confirm, that they may free blocks. */
-static bool owes_words(const kvf_agent *agent) {
+/* ---- the last words ---------------------------------------------------------------------------- */
+
+/* Pulls that have not ended give their leases back. */
+static void give_up_pulls(kvf_agent *agent) {
+    kvf_ticket *ticket, *next;
+    HASH_ITER(hh, agent->tickets, ticket, next) {
+        if (ticket->kind == KVF_REQUEST_PULL && ticket->state != KVF_TICKET_OVER && !ticket->silent &&
+            !ticket->status)
+            kvf_ticket_fail(ticket, KVF_E_CANCELLED, "the agent is being closed", NULL);
+    }
+}
+
+/* Whether a producer has yet to be sent, or else to confirm, that it may free blocks. */
+static bool owes_releases(const kvf_agent *agent, bool unsent) {
     const kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
-        if (kvf_calls_release(session) && !session->broken_since)
+        if (!session->broken_since && kvf_calls_release(session, unsent))
             return true;
     }
     return false;
 }
 
-/* Without these words producers would keep the blocks until their leases end. The time is that of the machine: others,
- * as in simulations, do not pass while we wait. */
+/*
+ * Without these words producers would keep blocks until their leases end. They may also be lost if the producer notices
+ * the end of a connection for memory first; so it shall confirm them, unless it has no time for that, such as one that
+ * the same thread drives. Meanwhile nothing but messages is looked at, and nothing new begins (hear.c). The time is that
+ * of the machine: others, as in simulations, do not pass while we wait.
+ */
 static void say_last_words(kvf_agent *agent) {
-    kvf_wake_set(&agent->wake, false);
-    kvf_wake_set(&agent->told_wake, false);
-    const uint64_t until = kvf_agent_now(agent) + LAST_WORDS;
-    while (agent->clock.now == kvf_monotonic.now && owes_words(agent) && kvf_agent_now(agent) < until) {
-        const bool more = work(agent);
+    const uint64_t begun = kvf_agent_now(agent);
+    bool more = false;
+    if (agent->clock.now != kvf_monotonic.now)
+        return;
+    kvf_work_take(agent);
+    give_up_pulls(agent);
+    kvf_work_give(agent);
+    for (uint64_t now = begun; now < begun + SAYING && owes_releases(agent, now >= begun + CONFIRMING);
+         now = kvf_agent_now(agent)) {
+        if (now > begun && !more)
+            (void)nanosleep(&(const struct timespec){.tv_nsec = KVF_MILLISECOND}, NULL);
+        kvf_work_take(agent);
+        kvf_link_progress(agent->link, &more);
+        kvf_sessions_tick(agent, kvf_agent_now(agent));
+        kvf_work_give(agent);
         kvf_log_deliver(agent);
-        if (!more)
-            sleep_unlocked(agent, agent->poll_fd, kvf_min_u64(until, kvf_agent_now(agent) + KVF_MILLISECOND));
     }
 }
 

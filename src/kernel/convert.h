@@ -2,8 +2,8 @@
  * Changing the type of contiguous elements: f32, f16, bf16, f8_e4m3, f8_e5m2.
  *
  * Values round to the nearest of the new type, ties to even. Those beyond the greatest become infinity, but in FP8 the
- * greatest number, and so does infinity there, as engines write their caches. A NaN keeps its sign and the first bits of
- * its payload, and becomes quiet; that of f8_e4m3 has no payload. Every loop gives the same bits, whatever the
+ * greatest number, and so does infinity there, as in CUDA's saturating conversions. A NaN keeps its sign and the first
+ * bits of its payload, and becomes quiet; that of f8_e4m3 has no payload. Every loop gives the same bits, whatever the
  * processor's modes are.
  */
 #ifndef KVF_KERNEL_CONVERT_H

@@ -1,7 +1,7 @@
 /*
  * Converting with AVX2 and F16C, eight elements at a time. The processor's own conversions between f32 and f16,
- * given a rounding mode, round and make NaNs quiet as convert.h says; bf16 is converted in integer arithmetic, and so is
- * f32 to FP8. FP8 is read as f16, whose fields are as wide or wider: see convert_bits.h.
+ * given a rounding mode, round and make NaNs quiet as convert.h says; bf16 is converted in integer arithmetic, and so
+ * is f32 to FP8. FP8 is read as f16, whose fields are as wide or wider: see convert_bits.h.
  */
 #include <immintrin.h>
 

@@ -1,7 +1,7 @@
 /*
  * Converting with NEON, four elements at a time. The processor's own conversions between f32 and f16 round and make
- * NaNs quiet as convert.h says, unless the thread's modes say otherwise. Then the plain loop converts. FP8 is converted as
- * in convert_avx2.c.
+ * NaNs quiet as convert.h says, unless the thread's modes say otherwise. Then the plain loop converts. FP8 is converted
+ * as in convert_avx2.c.
  */
 #include <arm_neon.h>
 

@@ -78,7 +78,7 @@ kvf_status kvf_selection_check(const kvf_model *model, const kvf_stream_item *it
 /** NULL is accepted. */
 void kvf_selection_free(kvf_selection *selection);
 
-/** Whether elements of one type can be sent as elements of the other: the same type, or both of f32, bf16, f16. */
+/** Whether elements of one type can be sent as elements of the other: the same type, or both can be converted. */
 bool kvf_stream_converts(kvf_dtype from, kvf_dtype to);
 
 /* ---- one rank's memory ----------------------------------------------------------------------- */

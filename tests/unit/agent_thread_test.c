@@ -210,6 +210,55 @@ static void a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_onc
     }
 }
 
+/* Its engine does nothing while the consumer closes. */
+static void a_producer_that_is_not_driven_hears_of_the_end_later(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t ticket, pull;
+    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
+                     ENGINE(.name = "D", .all = {.block_count = 16}), NULL);
+    world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    wanted.request.contact = w.p.contact;
+    assert_ok(kvf_agent_hold(w.p.agents[0], &held.request, &ticket));
+    assert_ok(kvf_agent_pull(w.d.agents[0], &wanted.request, &pull));
+    (void)world_done(&w, w.d.agents[0], pull);
+    world_close_agents(&w.d);
+    assert_int_equal(next_event(w.p.agents[0]), KVF_EVENT_DONE);
+    world_close(&w);
+}
+
+static void a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes(void **state) {
+    (void)state;
+    world w;
+    world_request held, wanted;
+    uint64_t ticket, pull;
+    kvf_event event = {.struct_size = sizeof event};
+    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
+                     ENGINE(.name = "D", .all = {.block_count = 16}), OWN_THREAD);
+    world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    wanted.request.contact = w.p.contact;
+    wanted.request.groups = NULL; /* the blocks are only reserved */
+    wanted.request.group_count = 0;
+    assert_ok(kvf_agent_hold(w.p.agents[0], &held.request, &ticket));
+    assert_ok(kvf_agent_pull(w.d.agents[0], &wanted.request, &pull));
+    const uint64_t end = world_now() + WORLD_PATIENCE_S * SECOND;
+    while (world_block(w.p.agents[0], 0, held.ids[0][0]) != KVF_BLOCK_LEASED && world_now() < end)
+        (void)usleep(1000);
+    assert_int_equal(world_block(w.p.agents[0], 0, held.ids[0][0]), KVF_BLOCK_LEASED);
+    world_close_agents(&w.d);
+    do {
+        assert_ok(kvf_agent_wait(w.p.agents[0], WORLD_PATIENCE_S * SECOND));
+        assert_ok(kvf_agent_next_event(w.p.agents[0], &event));
+    } while (event.kind == KVF_EVENT_PEER_LOST);
+    assert_int_equal(event.kind, KVF_EVENT_FAILED);
+    assert_int_equal(event.status, KVF_E_CANCELLED);
+    assert_true(event.blocks_free);
+    world_close(&w);
+}
+
 static void waiting_ends_with_its_time(void **state) {
     (void)state;
     for (int own = 0; own < 2; own++) {
@@ -233,6 +282,8 @@ int main(void) {
         cmocka_unit_test(several_threads_use_agents_that_have_threads),
         cmocka_unit_test(an_agent_is_closed_in_the_middle_of_its_work),
         cmocka_unit_test(a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_once),
+        cmocka_unit_test(a_producer_that_is_not_driven_hears_of_the_end_later),
+        cmocka_unit_test(a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes),
         cmocka_unit_test(waiting_ends_with_its_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

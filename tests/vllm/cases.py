@@ -268,6 +268,9 @@ CASES = {
     "beside": Case("llama", Side(64, arguments=ONE_GROUP), Side(32, arguments=ONE_GROUP), what=What.BESIDE),
     "llamacpp-tp2-tp1": Case("llama", Side(64, tp=2), Side(32), what=What.ELSEWHERE),
     "llamacpp-bf16-f16": Case("llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", what=What.ELSEWHERE),
+    "llamacpp-fp8-f16": Case(
+        "llama", Side(64, arguments=FP8), Side(32), prefill_dtype="bfloat16", what=What.ELSEWHERE
+    ),
     "llamacpp-gemma3": Case("gemma3", Side(32, tp=2), Side(64), what=What.ELSEWHERE),
     "llamacpp-qwen3": Case("qwen3", Side(32), Side(64, tp=2), what=What.ELSEWHERE),
     "ending": Case("llama", Side(64, arguments=DRAINS, environment=SLEEPS), Side(32), what=What.ENDING),

@@ -204,15 +204,20 @@ class OrdersOfCuda(unittest.TestCase):
             ("fp8_e5m2", Dtype.F8_E5M2),
             ("fp8_ds_mla", Dtype.U8),
         ):
-            for make, arguments in ((attention, (16, HEADS)), (latent, (16, 576))):
-                with self.subTest(make.__name__, cache_type=cache_type):
+            for make, arguments, said in (
+                (attention, (16, HEADS), cache_type),
+                (latent, (16, 576), cache_type),
+                (attention, (16, HEADS), "auto"),
+            ):
+                with self.subTest(make.__name__, cache_type=cache_type, said=said):
                     layout = lay_out(
                         model(HEADS),
                         lambda _, make=make, arguments=arguments: specs(make, *arguments, torch.uint8),
                         1,
                         "prefill",
                         BLOCKS,
-                        cache_type=cache_type,
+                        cache_type=said,
+                        layer_type=cache_type,
                     )
                     (group,) = layout.ranks[0].geometry.groups
                     self.assertEqual({part.dtype for part in group.parts}, {dtype})

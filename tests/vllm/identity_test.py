@@ -126,9 +126,17 @@ class Meeting(unittest.TestCase):
                 self.assertFalse(any(tensor.any() for tensor in decode.layers.values()))
 
     def test_caches_in_fp8_with_other_scales_are_refused_and_nothing_is_written(self) -> None:
-        for there, here in (((0.5, 0.25), (0.5, 0.25)), ((0.5, 0.25), (0.5, 1)), ((1, 1), (0.5, 0.25))):
+        for there, here in (
+            ((0.5, 0.25), (0.5, 0.25)),
+            ((0.5, 0.25), (0.5, 1)),
+            ((1, 1), (0.5, 0.25)),
+            (None, (0.5, 0.25)),  # float32, which may be converted
+        ):
             with self.subTest(there=there, here=here):
-                prefill, decode = Half("prefill", 32, scales=there), Half("decode", 16, scales=here)
+                prefill, decode = (
+                    Half(name, size, scales=scales, convert=True)
+                    for name, size, scales in (("prefill", 32, there), ("decode", 16, here))
+                )
                 self.addCleanup(prefill.close)
                 self.addCleanup(decode.close)
                 for tensor in prefill.layers.values():
@@ -162,6 +170,7 @@ class Meeting(unittest.TestCase):
         self.assertEqual(scale_facts(engine((1.0,), (2.0,), (3.0,), (4.0,))), whole)
         self.assertNotEqual(scale_facts(engine((1.0, 2.0, 4.0, 3.0))), whole)
         self.assertEqual(scale_facts(engine((1.0,), (1.0,))), {})
+        self.assertEqual(scale_facts(engine((1.0, 1.0), (1.0, 1.0))), {})
         one = engine((2.0,))
         with self.assertRaisesRegex(MismatchError, "k of head 0 is scaled by 2.0 on one rank and by 3.0"):
             scale_facts(one + engine((3.0,)))

@@ -83,6 +83,7 @@ def lay_out(
     order: KVCacheLayout = KVCacheLayout.LBHNC,
     kernel_tokens: int | None = None,
     cache_type: str = "auto",
+    layer_type: str = "",
 ) -> Layout:
     """Lays out an engine.
 
@@ -92,13 +93,17 @@ def lay_out(
         order: the order of axes in memory, one of those that CUDA's attention backends declare
         kernel_tokens: the size of the kernels' blocks; None: that of vLLM's
         cache_type: the setting --kv-cache-dtype
+        layer_type: the type of the layers' caches, if it is another, as a draft's may be
     """
+    layer = SimpleNamespace(
+        kv_cache_dtype=layer_type or cache_type, _k_scale=torch.tensor(1.0), _v_scale=torch.tensor(1.0)
+    )
     config: Any = SimpleNamespace(
         model_config=model,
         device_config=SimpleNamespace(device_type="other"),  # its kernels follow the tensors' strides
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         attention_config=SimpleNamespace(hisparse_config=None),
-        compilation_config=SimpleNamespace(static_forward_context={}),
+        compilation_config=SimpleNamespace(static_forward_context=SimpleNamespace(get=lambda name: layer)),
         speculative_config=None,
         cache_config=SimpleNamespace(
             cache_dtype=cache_type,

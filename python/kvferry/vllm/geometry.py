@@ -9,7 +9,7 @@ table of vLLM's group.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvferry.errors import MismatchError
@@ -164,14 +164,19 @@ def build_engine(ranks: Sequence[RankGeometry], name: str) -> Engine:
     return Engine.from_shards(model, shards, name)
 
 
-def draft_cells(model: Model) -> str:
+def draft_cells(model: Model, facts: Mapping[str, str]) -> str:
     """A digest of what the draft model's groups cache; empty without a draft model.
 
     An engine asks for the draft's cells only if the other engine has the same: they make drafts better, and no
     output depends on them.
+
+    Args:
+        facts: of groups, by their names with something behind
     """
     groups = [group for group in model.groups if group.name.startswith(DRAFT_PREFIX)]
-    return hashlib.sha256(repr(groups).encode()).hexdigest() if groups else ""
+    own = sorted(fact for fact in facts.items() if fact[0].startswith(DRAFT_PREFIX))
+    said = repr((groups, own)) if own else repr(groups)
+    return hashlib.sha256(said.encode()).hexdigest() if groups else ""
 
 
 def own_layers(groups: Sequence[Group]) -> tuple[tuple[int, ...], ...]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvferry.errors import InvalidError, MismatchError
-from kvferry.vllm.geometry import UNSCALED, RankGeometry
+from kvferry.vllm.geometry import RankGeometry
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request
@@ -53,7 +53,12 @@ def scale_facts(ranks: Iterable[RankGeometry]) -> dict[str, str]:
     Raises MismatchError: ranks have different scales for one layer.
     """
     groups = [group for rank in ranks for group in rank.groups]
-    scaled = {group.name for group in groups for held in group.layers if held.scales != UNSCALED}
+    scaled = {
+        group.name
+        for group in groups
+        for held in group.layers
+        if any(scale != 1 for scales in held.scales for scale in scales)
+    }
     known: dict[str, dict[tuple[int, str, int], float]] = {}  # by layer, part and head
     for group in (group for group in groups if group.name in scaled):
         own, heads = known.setdefault(group.name, {}), group.shares[0].units

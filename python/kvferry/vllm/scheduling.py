@@ -22,7 +22,7 @@ from kvferry.transfer_params import read_id, read_number, read_source, write_sou
 from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave_uncached, shorten_prompt
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order, own_layers
-from kvferry.vllm.identity import content_of
+from kvferry.vllm.identity import content_of, scale_facts
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import read_settings
@@ -91,7 +91,7 @@ class Scheduling:
         model = build_model(geometries)
         self._model_groups = model.groups
         self._layers = own_layers(model.groups)
-        self._draft = draft_cells(model)
+        self._draft = draft_cells(model, scale_facts(geometries))
         self._weights = known[0].weights
         self._schedule = Schedule(
             model,

@@ -113,19 +113,28 @@ def dtype_of(value: torch.dtype) -> Dtype:
     return Dtype.by_name(str(value))
 
 
-def _cell_type(config: VllmConfig, tensor: torch.Tensor) -> Dtype:
+def _cache_type(config: VllmConfig, name: str) -> str:
+    """vLLM's name of the type of a layer's cache. A draft model may have another than the model."""
+    layer = config.compilation_config.static_forward_context.get(name)
+    return str(getattr(layer, "kv_cache_dtype", config.cache_config.cache_dtype))
+
+
+def _cell_type(config: VllmConfig, name: str, tensor: torch.Tensor) -> Dtype:
     """The type of a cache's elements. vLLM says bytes for more than one type."""
     if tensor.dtype != torch.uint8:
         return dtype_of(tensor.dtype)
-    return kept_type(BYTE_TYPES.get(config.cache_config.cache_dtype, Dtype.U8))
+    return kept_type(BYTE_TYPES.get(_cache_type(config, name), Dtype.U8))
 
 
 def _scales_of(config: VllmConfig, name: str, parts: Iterable[Part]) -> Scales:
     """The scales of an attention layer with a cache in FP8. vLLM has them from the checkpoint, or else 1."""
-    if not any(part.dtype in (Dtype.U8, *NAMES) for part in parts):
+    types = {part.dtype for part in parts if not part.name.startswith("indexer")}  # its scales are a part
+    if not types & {Dtype.U8, *NAMES}:
         return UNSCALED
     layer: Any = config.compilation_config.static_forward_context.get(name)
-    if not hasattr(layer, "_k_scale"):  # an indexer, whose scales are a part
+    if not hasattr(layer, "_k_scale"):
+        if types & set(NAMES):
+            raise UnsupportedError(f"layer {name} keeps FP8, and this vLLM does not say by what it is scaled")
         return UNSCALED
     return tuple(layer._k_scale.flatten().tolist()), tuple(layer._v_scale.flatten().tolist())
 
@@ -270,8 +279,8 @@ def _indexer_layer(
             f"{INDEXED_ELEMENTS} elements, without gaps"
         )
     key_type, scale_type, scales = INDEXERS[each]
-    if key_type is Dtype.F4_E2M1 and torch.version.hip:
-        raise UnsupportedError(f"indexer {name} keeps FP4 in an order of AMD's kernels")
+    if torch.version.hip:
+        raise UnsupportedError(f"indexer {name} keeps keys in an order of AMD's kernels")
     times = content // each
     keys = Part("indexer", kept_type(key_type), 1, times * INDEXED_ELEMENTS, tp_rule=TpRule.REPLICATE)
     scale = Part("indexer_scale", scale_type, 1, times * scales, tp_rule=TpRule.REPLICATE)
@@ -362,7 +371,7 @@ def _attention_layer(
     )
 
 
-def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> str:
+def key_order(config: VllmConfig, name: str, spec: AttentionSpec, kernel_tokens: int) -> str:
     """How the attention kernels lay a head's keys and values out in a page.
 
     "packed": token by token, its key and then its value. "transposed": all keys channel by channel, then all
@@ -372,7 +381,7 @@ def key_order(config: VllmConfig, spec: AttentionSpec, kernel_tokens: int) -> st
     if config.device_config.device_type != "cpu":
         return "packed"
     size, tokens = spec.head_size, kernel_tokens
-    cache_type = config.cache_config.cache_dtype if spec.dtype == torch.uint8 else "auto"
+    cache_type = _cache_type(config, name) if spec.dtype == torch.uint8 else "auto"
     page = torch.zeros(1, 1, 2 * tokens, size, dtype=spec.dtype)
     keys, values = page.chunk(2, dim=2)
     marks = torch.arange(1, tokens * size + 1, dtype=torch.float64)
@@ -463,18 +472,18 @@ def _describe_layer(
             return _packed_layer(spec, name, cache, ranks, regions)
         if _is_quantized_indexer(spec, name, cache):
             return _indexer_layer(spec, name, cache, ranks, regions)
-        return _latent_layer(spec, cache, _cell_type(config, cache), ranks, regions)
+        return _latent_layer(spec, cache, _cell_type(config, name, cache), ranks, regions)
     if isinstance(spec, CircularBufferSpec):
         return _ring_layer(spec, name, cache, ranks, regions)
     if isinstance(spec, AttentionSpec):
         _refuse_own_pages(name, spec)
         if spec.head_size_v == 0:
-            return _row_layer(spec, name, place, cache, _cell_type(config, cache), ranks, regions)
-        asked = (spec.dtype, cache.shape[2], spec.head_size)
+            return _row_layer(spec, name, place, cache, _cell_type(config, name, cache), ranks, regions)
+        dtype = _cell_type(config, name, cache)
+        asked = (dtype, cache.shape[2], spec.head_size)
         if asked not in orders:
-            orders[asked] = key_order(config, spec, cache.shape[2])
+            orders[asked] = key_order(config, name, spec, cache.shape[2])
         heads = total_kv_heads(place.model, name, place.index, spec.num_kv_heads, ranks.tp_size)
-        dtype = _cell_type(config, cache)
         return _attention_layer(spec, cache, dtype, heads, ranks, regions, orders[asked])
     if isinstance(spec, MambaSpec):
         if ranks.pcp_size > 1:
