@@ -26,7 +26,7 @@ import gguf_models
 import llama
 
 LENGTHS = (2, 33, 150, 300)
-# How far cells are at least correlated with those that were computed in another precision. With FP8, each layer is
+# How far cells are at least correlated with those that were computed in another precision. With FP8, a layer is
 # computed from numbers with a fraction of 3 bits.
 ALIKE, ALIKE_IN_FP8 = 0.99, 0.9
 SECONDS = 30
