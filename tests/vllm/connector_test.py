@@ -505,7 +505,8 @@ class BadInput(Pairs):
         prefill, decode = self.pair(kv_load_deadline=2)
         params = prefill.serve("r", TOKENS, THERE)
         with self.says("r"):
-            load = decode.want("r", 120, {**params, "remote_num_tokens": 120}, [*HERE, 13])
+            forged = {**params, "remote_num_tokens": 120, "kvferry_prompt": None}
+            load = decode.want("r", 120, forged, [*HERE, 13])
             self.assertEqual(load, 120)
             steps(prefill, decode, until=lambda: "r" in decode.received)
         self.assertIn(13, decode.invalid)

@@ -169,11 +169,16 @@ class Faults(Asking):
         self.changed("block ids out of range, which nobody reads", {"remote_block_ids": [[10**9, -1]]}, True)
         self._asked(
             "the id of a shorter request",
-            lambda params: {**params, "remote_num_tokens": 150},
+            lambda params: {**params, "remote_num_tokens": 150, "kvferry_prompt": None},
             False,
             r"are wanted, but the producer (holds|has) \[0, 20\)",
             prefilled=20,
         )
+
+        prompt, other = self.prompt(), self.prompt()
+        want = self.alone(prompt)
+        with self._pair.begun(other, self._prefill) as params:
+            self.same("another prompt of that length", prompt, params, False, "kvferry_prompt is", want)
 
     def missing_values(self) -> None:
         """Some of the proxy's parameters are missing."""

@@ -7,9 +7,10 @@ import logging
 import pathlib
 import tempfile
 import unittest
+from types import SimpleNamespace
 from typing import Any
 
-from halves import LAYERS, Half, steps
+from halves import LAYERS, Half, a_request, steps
 
 from kvferry.errors import InvalidError, MismatchError
 from kvferry.model import GroupKind
@@ -113,6 +114,26 @@ class Meeting(unittest.TestCase):
                 _, decode, params = self.pair(there, here)
                 self.assertEqual(decode.want("r", TOKENS, params, HERE), 0)
                 self.assertIn(text, "\n".join(log.output))
+
+    def test_another_prompt_or_adapter_is_not_loaded(self) -> None:
+        _, decode, params = self.pair("", "")
+        self.assertEqual(len(params["kvferry_prompt"]), 32)
+        lora = SimpleNamespace(lora_name="adapter")
+        for changes, load in (
+            ({}, TOKENS),
+            ({"all_token_ids": [*range(TOKENS), 7]}, TOKENS),  # one more is not the other engine's
+            ({"all_token_ids": [*range(TOKENS - 1), 7]}, 0),
+            ({"lora_request": lora}, 0),
+            ({"prompt_embeds": "given"}, TOKENS),
+        ):
+            with self.subTest(changes):
+                name = f"request {len(changes)} {load} {[*changes]}"
+                request = a_request(name, TOKENS, params)
+                vars(request).update(changes)
+                log = self.assertNoLogs if load else self.assertLogs
+                with log(LOGGER, logging.ERROR):
+                    decode.scheduling.add(request)
+                self.assertEqual(decode.scheduling.match(request, 0)[0], load)
 
     def test_engines_refuse_each_other_whatever_parameters_say(self) -> None:
         for there, here in (("v1", "v2"), ("", "v2"), ("v1", "")):

@@ -99,6 +99,19 @@ def _tensors(file: pathlib.Path) -> Iterator[tuple[str, str, str, bytes]]:
             raise InvalidError(f"{file} is not a safetensors file: {error}") from None
 
 
+def prompt_of(request: Request, tokens: int) -> str:
+    """A digest of a request's first tokens and its adapter; "": it was given as embeddings.
+
+    Servers whose templates or tokenizers differ make other tokens of the same text, perhaps as many.
+    """
+    if request.prompt_embeds is not None:
+        return ""
+    adapter = request.lora_request.lora_name if request.lora_request is not None else ""
+    digest = hashlib.blake2b(array("q", request.all_token_ids[:tokens]).tobytes(), digest_size=16)
+    digest.update(adapter.encode())
+    return digest.hexdigest()
+
+
 def content_of(request: Request, tokens: int) -> str:
     """A digest of what the cache of a request's first tokens depends on, beside the weights; "": there is none.
 

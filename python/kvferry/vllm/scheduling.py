@@ -12,7 +12,7 @@ import numpy as np
 
 from kvferry.agent import Agent
 from kvferry.aggregator import Aggregate, RequestKey
-from kvferry.errors import CancelledError, InvalidError, KvferryError, NotFoundError
+from kvferry.errors import CancelledError, InvalidError, KvferryError, MismatchError, NotFoundError
 from kvferry.log import log_options
 from kvferry.model import Group, GroupKind
 from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
@@ -22,7 +22,7 @@ from kvferry.transfer_params import read_id, read_number, read_source, write_sou
 from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave_uncached, shorten_prompt
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order, own_layers
-from kvferry.vllm.identity import content_of, scale_facts
+from kvferry.vllm.identity import content_of, prompt_of, scale_facts
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import read_settings
@@ -132,6 +132,7 @@ class Scheduling:
             if params.get("do_remote_prefill"):
                 self._check_role()
                 source = read_source(params, self._weights)
+                self._check_prompt(request, source, params)
             if source is None and not prefills:
                 return
             if source is not None and not self._same_draft(params):
@@ -170,6 +171,19 @@ class Scheduling:
         if not transfer.is_kv_consumer:
             raise InvalidError(
                 f"kv_role is {transfer.kv_role}, which loads nothing; allowed: kv_consumer, kv_both"
+            )
+
+    @staticmethod
+    def _check_prompt(request: Request, source: TransferParams, params: dict[str, Any]) -> None:
+        """Raises MismatchError if the other engine computed another prompt, or with another adapter."""
+        said = params.get("kvferry_prompt")
+        if not said or source.tokens > request.num_prompt_tokens:  # it has more than the prompt
+            return
+        own = prompt_of(request, source.tokens)
+        if own and said != own:
+            raise MismatchError(
+                f"the prefill server computed other tokens than the first {source.tokens} of this prompt, or "
+                f"with another adapter: kvferry_prompt is {said!r}; here it is {own!r}"
             )
 
     def _check_length(self, request: Request) -> None:
@@ -442,6 +456,7 @@ class Scheduling:
             "remote_blocks_expiry_time": None,
             "remote_registration_generation": self._generation,
             "kvferry_draft": self._draft or None,
+            "kvferry_prompt": prompt_of(request, params.tokens) or None,
             "kvferry_content": (content_of(request, params.tokens) or None) if is_turn else None,
         }
 
