@@ -17,7 +17,7 @@ from kvferry.model import GroupKind
 from kvferry.shard import PartShare
 from kvferry.transfer_params import VERSIONS
 from kvferry.vllm.geometry import GroupGeometry, LayerGeometry, RankGeometry
-from kvferry.vllm.identity import scale_facts, weights_of
+from kvferry.vllm.identity import rotation_of, scale_facts, weights_of
 
 TOKENS = 40
 THERE, HERE = [3, 7], [9, 2, 4]  # blocks of 32 and of 16 tokens
@@ -85,6 +85,24 @@ class Checkpoints(unittest.TestCase):
             Half("engine", 16, weights=7)
 
 
+class Rotations(unittest.TestCase):
+    def config(self, longest: int = 4096, **fields: Any) -> Any:
+        return SimpleNamespace(max_model_len=longest, hf_text_config=SimpleNamespace(**fields))
+
+    def test_other_settings_are_other_rotations(self) -> None:
+        plain = {"rope_type": "default", "rope_theta": 1e4}
+        scaled = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+        found = [rotation_of(self.config(rope_parameters=said)) for said in (plain, scaled, dict(plain))]
+        self.assertEqual((found[0] == found[1], found[0] == found[2], len(found[0])), (False, True, 32))
+        self.assertEqual(rotation_of(self.config(32768, rope_parameters=plain)), found[0])
+        self.assertEqual(rotation_of(self.config()), "")
+
+    def test_the_longest_prompt_decides_which_factors_longrope_has(self) -> None:
+        said = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096}
+        found = [rotation_of(self.config(longest, rope_parameters=said)) for longest in (2048, 4096, 4097)]
+        self.assertEqual((found[0] == found[1], found[0] == found[2]), (True, False))
+
+
 class Meeting(unittest.TestCase):
     def pair(self, there: str, here: str) -> tuple[Half, Half, dict[str, Any]]:
         """Two engines with the given weights, and a request of the first."""
@@ -133,6 +151,16 @@ class Meeting(unittest.TestCase):
                 log = self.assertNoLogs if load else self.assertLogs
                 with log(LOGGER, logging.ERROR):
                     decode.scheduling.add(request)
+                self.assertEqual(decode.scheduling.match(request, 0)[0], load)
+
+    def test_keys_that_are_rotated_in_another_way_are_not_loaded(self) -> None:
+        _, decode, params = self.pair("", "")
+        for there, here, load in (("a", "a", TOKENS), ("a", "b", 0), ("a", "", TOKENS), (None, "b", TOKENS)):
+            decode.scheduling._rotation = here
+            log = self.assertNoLogs if load else self.assertLogs
+            with self.subTest(there=there, here=here), log(LOGGER, logging.ERROR):
+                request = a_request(f"{there} {here}", TOKENS, {**params, "kvferry_rotation": there})
+                decode.scheduling.add(request)
                 self.assertEqual(decode.scheduling.match(request, 0)[0], load)
 
     def test_engines_refuse_each_other_whatever_parameters_say(self) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.disaggregation.base.conn import KVArgs, StateType
 from sglang.srt.distributed.utils import get_pp_indices
@@ -46,6 +47,7 @@ def refuse_options(args: KVArgs, cp_size: int, dcp_size: int, shard_size: int, p
     """Raises UnsupportedError for options with which caches cannot be moved."""
     others = [state.value for state in args.state_types if state not in STATES]
     policy = get_disagg().disaggregation_decode_allocation_policy
+    layout = envs.SGLANG_AITER_KV_CACHE_LAYOUT.get().lower()
     refused = {
         f"caches of the kinds {', '.join(others)}": bool(others),
         "caches of the same kind twice": len(set(args.state_types)) < len(args.state_types),
@@ -56,6 +58,7 @@ def refuse_options(args: KVArgs, cp_size: int, dcp_size: int, shard_size: int, p
         f"KV cache sharding ({shard_size} ranks)": shard_size > 1,
         f"--disaggregation-decode-allocation-policy {policy}": policy != "early",
         "SGLANG_RUST_SERVER": bool(envs.SGLANG_RUST_SERVER.get()),
+        f"SGLANG_AITER_KV_CACHE_LAYOUT={layout}": torch.version.hip is not None and layout != "nhd",
     }
     found = [what for what, asked in refused.items() if asked]
     if found:

@@ -17,6 +17,7 @@ from kvferry.errors import InvalidError, MismatchError
 from kvferry.vllm.geometry import RankGeometry
 
 if TYPE_CHECKING:
+    from vllm.config import ModelConfig
     from vllm.v1.request import Request
 
 #: The setting by which the weights are identified from the files of the checkpoint.
@@ -97,6 +98,23 @@ def _tensors(file: pathlib.Path) -> Iterator[tuple[str, str, str, bytes]]:
                 yield name, str(tensor["dtype"]), str(tensor["shape"]), sample
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InvalidError(f"{file} is not a safetensors file: {error}") from None
+
+
+def rotation_of(config: ModelConfig) -> str:
+    """A digest of how keys are rotated before they are cached; "": the configuration does not say.
+
+    Servers may be started with other settings than the checkpoint's. And of LongRoPE's two lists of factors
+    vLLM takes one for all tokens, by whether prompts may be longer than those of the first training.
+    """
+    text = config.hf_text_config
+    parameters = getattr(text, "rope_parameters", None)
+    if not isinstance(parameters, dict) or not parameters:
+        return ""
+    original = getattr(text, "original_max_position_embeddings", None)
+    original = parameters.get("original_max_position_embeddings", original)
+    longer = "longrope" in str(parameters) and original is not None and config.max_model_len > original
+    said = [parameters, getattr(text, "partial_rotary_factor", None), longer]
+    return hashlib.blake2b(json.dumps(said, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
 
 
 def prompt_of(request: Request, tokens: int) -> str:

@@ -22,7 +22,7 @@ from kvferry.transfer_params import read_id, read_number, read_source, write_sou
 from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave_uncached, shorten_prompt
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order, own_layers
-from kvferry.vllm.identity import content_of, prompt_of, scale_facts
+from kvferry.vllm.identity import content_of, prompt_of, rotation_of, scale_facts
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import read_settings
@@ -59,6 +59,7 @@ class Scheduling:
         self._params: dict[str, dict[str, Any]] = {}  # of requests that have finished since the last step
         self._generation = 0  # how often the caches have come back
         self._weights = ""  # identity of ours
+        self._rotation = rotation_of(config.model_config)
         self._draft = ""  # digest of what our draft model caches
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
         self._accepting = Accepting(self._settings.takes_commands)
@@ -173,9 +174,16 @@ class Scheduling:
                 f"kv_role is {transfer.kv_role}, which loads nothing; allowed: kv_consumer, kv_both"
             )
 
-    @staticmethod
-    def _check_prompt(request: Request, source: TransferParams, params: dict[str, Any]) -> None:
-        """Raises MismatchError if the other engine computed another prompt, or with another adapter."""
+    def _check_prompt(self, request: Request, source: TransferParams, params: dict[str, Any]) -> None:
+        """Raises MismatchError if the other engine rotates keys in another way, computed another prompt, or
+        computed it with another adapter.
+        """
+        said = params.get("kvferry_rotation")
+        if said and self._rotation and said != self._rotation:
+            raise MismatchError(
+                "the prefill server rotates keys in another way: rope_parameters or, with LongRoPE, "
+                f"max_model_len differ (kvferry_rotation is {said!r}; here it is {self._rotation!r})"
+            )
         said = params.get("kvferry_prompt")
         if not said or source.tokens > request.num_prompt_tokens:  # it has more than the prompt
             return
@@ -456,6 +464,7 @@ class Scheduling:
             "remote_blocks_expiry_time": None,
             "remote_registration_generation": self._generation,
             "kvferry_draft": self._draft or None,
+            "kvferry_rotation": self._rotation or None,
             "kvferry_prompt": prompt_of(request, params.tokens) or None,
             "kvferry_content": (content_of(request, params.tokens) or None) if is_turn else None,
         }
