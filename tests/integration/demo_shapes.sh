@@ -45,6 +45,8 @@ moves "keys by channel become f32" \
     --tokens 40 --prefill tp=2,order=hnd,keys=by-channel --decode tp=4,block=24,dtype=f32
 moves "keys become f32 and states bf16" --model nemotron-3-nano-30b --tokens 20 --requests 2 --memory-limit 512m \
     --prefill tp=2 --decode tp=4,dtype=f32,state.dtype=bf16
+moves "latents become FP8 beside an indexer's keys and scales, which stay" --model deepseek-v3.2 --tokens 40 \
+    --memory-limit 512m --requests 2 --prefill tp=2 --decode tp=4,block=32,dtype=fp8
 moves "equal shapes" --tokens 70 --prefill tp=2,block=16 --decode tp=2,block=16
 moves "ranks that share heads serve fewer ranks" --tokens 20 --prefill tp=16 --decode tp=4
 moves "a stage without a layer that is cached meets and parts like any other" \

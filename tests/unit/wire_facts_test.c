@@ -334,6 +334,28 @@ static void types_are_converted_where_both_let_them(void **state) {
     kvf_free(ours);
 }
 
+/* A peer from before FP8 could be converted does not say that it can. */
+static void fp8_is_converted_only_if_both_can(void **state) {
+    (void)state;
+    char *plain = text_of(full, draft, ""),
+         *ours = with(plain, "bf16, f16\npart", "bf16, f16, f8_e4m3\npart");
+    char *able = with(ours, "dtype: bf16", "dtype: f8_e4m3"),
+         *unable = with(plain, "dtype: bf16", "dtype: f8_e4m3");
+    kvf_match *match = NULL;
+    assert_ok(match_texts(ours, able, &match));
+    check_group(match, 0, "full", KVF_AGREE_CONVERT,
+                "full.k.dtype is \"bf16\" locally and \"f8_e4m3\" remotely");
+    kvf_match_free(match);
+    assert_ok(match_texts(ours, unable, &match));
+    check_group(match, 0, "full", KVF_AGREE_DIFFER, "full.k.dtype");
+    assert_fails(kvf_match_check(match, 0, range(0, 3)), KVF_E_UNSUPPORTED, "only where both sides allow");
+    kvf_match_free(match);
+    kvf_free(unable);
+    kvf_free(able);
+    kvf_free(ours);
+    kvf_free(plain);
+}
+
 /* 8 heads of 128 channels have as many elements as 16 heads of 64, but not the same elements. */
 static void as_many_elements_are_not_the_same_elements(void **state) {
     (void)state;
@@ -759,6 +781,7 @@ int main(void) {
         cmocka_unit_test(facts_of_somebody_without_a_name_are_matched),
         cmocka_unit_test(draft_layers_in_a_group_are_missing_only_where_they_are_wanted),
         cmocka_unit_test(types_are_converted_where_both_let_them),
+        cmocka_unit_test(fp8_is_converted_only_if_both_can),
         cmocka_unit_test(as_many_elements_are_not_the_same_elements),
         cmocka_unit_test(groups_and_parts_are_found_by_name_in_any_order),
         cmocka_unit_test(an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all),
