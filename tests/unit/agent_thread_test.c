@@ -181,82 +181,75 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
     }
 }
 
-static kvf_event_kind next_event(kvf_agent *agent) {
+static kvf_event next_event(kvf_agent *agent) {
     kvf_event event = {.struct_size = sizeof event};
     assert_ok(kvf_agent_wait(agent, WORLD_PATIENCE_S * SECOND));
     assert_ok(kvf_agent_next_event(agent, &event));
-    return event.kind;
+    return event;
+}
+
+/* P holds a request, and D is about to pull it. */
+typedef struct one_request {
+    world w;
+    world_request held, wanted;
+} one_request;
+
+static void hold_one(one_request *s, const kvf_agent_options *options) {
+    world_open_model(&s->w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
+                     ENGINE(.name = "D", .all = {.block_count = 16}), options);
+    world_request_make(&s->w, &s->w.p, "a", 40, 0, 1, &s->held);
+    world_request_make(&s->w, &s->w.d, "a", 40, 0, 1, &s->wanted);
+    s->wanted.request.contact = s->w.p.contact;
+    assert_ok(kvf_agent_hold(s->w.p.agents[0], &s->held.request, NULL));
 }
 
 /* A consumer that wants nothing has met the producer's ranks only when it says so. */
 static void a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_once(void **state) {
     (void)state;
     for (uint32_t n = 0; n < 16; n++) {
-        world w;
-        world_request held, wanted;
-        uint64_t ticket;
-        world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
-                         ENGINE(.name = "D", .all = {.block_count = 16}), OWN_THREAD);
-        world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
-        world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
-        wanted.groups[0].begin = n % 2 ? 0 : wanted.groups[0].end;
-        wanted.request.contact = w.p.contact;
-        assert_ok(kvf_agent_hold(w.p.agents[0], &held.request, &ticket));
-        assert_ok(kvf_agent_pull(w.d.agents[0], &wanted.request, &ticket));
-        assert_int_equal(next_event(w.d.agents[0]), KVF_EVENT_DONE);
-        world_close_agents(&w.d);
-        assert_int_equal(next_event(w.p.agents[0]), KVF_EVENT_DONE);
-        world_close(&w);
+        one_request s;
+        hold_one(&s, OWN_THREAD);
+        s.wanted.groups[0].begin = n % 2 ? 0 : s.wanted.groups[0].end;
+        assert_ok(kvf_agent_pull(s.w.d.agents[0], &s.wanted.request, NULL));
+        assert_int_equal(next_event(s.w.d.agents[0]).kind, KVF_EVENT_DONE);
+        world_close_agents(&s.w.d);
+        assert_int_equal(next_event(s.w.p.agents[0]).kind, KVF_EVENT_DONE);
+        world_close(&s.w);
     }
 }
 
 /* Its engine does nothing while the consumer closes. */
 static void a_producer_that_is_not_driven_hears_of_the_end_later(void **state) {
     (void)state;
-    world w;
-    world_request held, wanted;
-    uint64_t ticket, pull;
-    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
-                     ENGINE(.name = "D", .all = {.block_count = 16}), NULL);
-    world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
-    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
-    wanted.request.contact = w.p.contact;
-    assert_ok(kvf_agent_hold(w.p.agents[0], &held.request, &ticket));
-    assert_ok(kvf_agent_pull(w.d.agents[0], &wanted.request, &pull));
-    (void)world_done(&w, w.d.agents[0], pull);
-    world_close_agents(&w.d);
-    assert_int_equal(next_event(w.p.agents[0]), KVF_EVENT_DONE);
-    world_close(&w);
+    one_request s;
+    uint64_t pull;
+    hold_one(&s, NULL);
+    assert_ok(kvf_agent_pull(s.w.d.agents[0], &s.wanted.request, &pull));
+    (void)world_done(&s.w, s.w.d.agents[0], pull);
+    world_close_agents(&s.w.d);
+    assert_int_equal(next_event(s.w.p.agents[0]).kind, KVF_EVENT_DONE);
+    world_close(&s.w);
 }
 
 static void a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes(void **state) {
     (void)state;
-    world w;
-    world_request held, wanted;
-    uint64_t ticket, pull;
-    kvf_event event = {.struct_size = sizeof event};
-    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
-                     ENGINE(.name = "D", .all = {.block_count = 16}), OWN_THREAD);
-    world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
-    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
-    wanted.request.contact = w.p.contact;
-    wanted.request.groups = NULL; /* the blocks are only reserved */
-    wanted.request.group_count = 0;
-    assert_ok(kvf_agent_hold(w.p.agents[0], &held.request, &ticket));
-    assert_ok(kvf_agent_pull(w.d.agents[0], &wanted.request, &pull));
+    one_request s;
+    hold_one(&s, OWN_THREAD);
+    s.wanted.request.groups = NULL; /* the blocks are only reserved */
+    s.wanted.request.group_count = 0;
+    assert_ok(kvf_agent_pull(s.w.d.agents[0], &s.wanted.request, NULL));
     const uint64_t end = world_now() + WORLD_PATIENCE_S * SECOND;
-    while (world_block(w.p.agents[0], 0, held.ids[0][0]) != KVF_BLOCK_LEASED && world_now() < end)
+    while (world_block(s.w.p.agents[0], 0, s.held.ids[0][0]) != KVF_BLOCK_LEASED && world_now() < end)
         (void)usleep(1000);
-    assert_int_equal(world_block(w.p.agents[0], 0, held.ids[0][0]), KVF_BLOCK_LEASED);
-    world_close_agents(&w.d);
-    do {
-        assert_ok(kvf_agent_wait(w.p.agents[0], WORLD_PATIENCE_S * SECOND));
-        assert_ok(kvf_agent_next_event(w.p.agents[0], &event));
-    } while (event.kind == KVF_EVENT_PEER_LOST);
+    assert_int_equal(world_block(s.w.p.agents[0], 0, s.held.ids[0][0]), KVF_BLOCK_LEASED);
+    world_close_agents(&s.w.d);
+    kvf_event event = next_event(s.w.p.agents[0]);
+    while (event.kind == KVF_EVENT_PEER_LOST)
+        event = next_event(s.w.p.agents[0]);
     assert_int_equal(event.kind, KVF_EVENT_FAILED);
     assert_int_equal(event.status, KVF_E_CANCELLED);
     assert_true(event.blocks_free);
-    world_close(&w);
+    world_close(&s.w);
 }
 
 static void waiting_ends_with_its_time(void **state) {
