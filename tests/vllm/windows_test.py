@@ -71,7 +71,8 @@ class Windows(unittest.TestCase):
         """Loads a prompt, as vLLM's scheduler does, and frees its blocks, which can be found then."""
         (there, manager_there), (here, manager) = prefill, decode
         computed = self.compute(there, manager_there, name, prompt)
-        params = there.serve(name, len(prompt), *computed)
+        # The request that is served here has other tokens.
+        params = {**there.serve(name, len(prompt), *computed), "kvferry_prompt": None}
         request = a_request(name, prompt, here.block_size, params)
         here.scheduling.add(request)
         self.assertEqual(here.scheduling.match(request, 0), (len(prompt), True))
