@@ -44,6 +44,10 @@ class Dtype(enum.IntEnum):
         return cls(take(lib.kvf_dtype_by_name, "kvf_dtype", Arena().text(name)))
 
 
+#: The types that the library converts into each other.
+CONVERTED = (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2)
+
+
 DtypeLike = Dtype | str
 
 

@@ -30,14 +30,12 @@ from kvferry.errors import (
 from kvferry.events import Event, EventKind
 from kvferry.llamacpp.pages import Pages
 from kvferry.llamacpp.state import SequenceCache, State
+from kvferry.model import CONVERTED
 from kvferry.request import BlockTable, GroupSteps
 from kvferry.scheduler import TransferParams
 from kvferry.shard import Engine, GroupSpec
 from kvferry.tickets import cancel
 from kvferry.transfer_params import read_source, write_source
-
-#: Types that may be converted into each other on the way, if the other engine allows it, too.
-CONVERTED = ("f32", "f16", "bf16", "f8_e4m3", "f8_e5m2")
 
 
 class Arrival:

@@ -122,12 +122,7 @@ def prompt_of(request: Request, tokens: int) -> str:
 
     Servers whose templates or tokenizers differ make other tokens of the same text, perhaps as many.
     """
-    if request.prompt_embeds is not None:
-        return ""
-    adapter = request.lora_request.lora_name if request.lora_request is not None else ""
-    digest = hashlib.blake2b(array("q", request.all_token_ids[:tokens]).tobytes(), digest_size=16)
-    digest.update(adapter.encode())
-    return digest.hexdigest()
+    return _digest(request, tokens, _adapter(request) or "")
 
 
 def content_of(request: Request, tokens: int) -> str:
@@ -136,11 +131,19 @@ def content_of(request: Request, tokens: int) -> str:
     These are the token ids, the adapter, images and the like among these tokens, and the salt of its prefix
     cache. A prompt that was given as embeddings has no digest.
     """
+    inputs = [(item.identifier, item.mm_position.offset) for item in request.mm_features]
+    beside = [_adapter(request), request.cache_salt, [item for item in inputs if item[1] < tokens]]
+    return _digest(request, tokens, json.dumps(beside))
+
+
+def _adapter(request: Request) -> str | None:
+    return request.lora_request.lora_name if request.lora_request is not None else None
+
+
+def _digest(request: Request, tokens: int, beside: str) -> str:
+    """A digest of a request's first tokens and a text; "": the prompt was given as embeddings."""
     if request.prompt_embeds is not None:
         return ""
-    adapter = request.lora_request.lora_name if request.lora_request is not None else None
-    inputs = [(item.identifier, item.mm_position.offset) for item in request.mm_features]
-    beside = [adapter, request.cache_salt, [item for item in inputs if item[1] < tokens]]
     digest = hashlib.blake2b(array("q", request.all_token_ids[:tokens]).tobytes(), digest_size=16)
-    digest.update(json.dumps(beside).encode())
+    digest.update(beside.encode())
     return digest.hexdigest()

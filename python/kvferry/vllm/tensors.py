@@ -282,7 +282,7 @@ def _indexer_layer(
     if torch.version.hip:
         raise UnsupportedError(f"indexer {name} keeps keys in an order of AMD's kernels")
     times = content // each
-    keys = Part("indexer", kept_type(key_type), 1, times * INDEXED_ELEMENTS, tp_rule=TpRule.REPLICATE)
+    keys = Part("indexer", key_type, 1, times * INDEXED_ELEMENTS, tp_rule=TpRule.REPLICATE)
     scale = Part("indexer_scale", scale_type, 1, times * scales, tp_rule=TpRule.REPLICATE)
     return _layer_with_scales(spec, tensor, keys, scale, ranks, regions)
 

@@ -13,7 +13,7 @@ from kvferry.agent import Agent, Contact
 from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind
 from kvferry.log import log_options
-from kvferry.model import Dtype, GroupKind
+from kvferry.model import CONVERTED, GroupKind
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
 from kvferry.tickets import EventSource, cancel, drain
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
 Gathered = TypeVar("Gathered")
 
 logger = init_logger("vllm.kvferry")
-
-# The types that the library converts into each other.
-CONVERTED = (Dtype.F32, Dtype.F16, Dtype.BF16, Dtype.F8_E4M3, Dtype.F8_E5M2)
 
 # While only transfers are going on, vLLM steps without a pause. A step that waits a moment for an event hands
 # over as soon, and leaves the cores to the threads that move the bytes.
