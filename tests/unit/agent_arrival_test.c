@@ -177,13 +177,6 @@ static void an_engine_may_ask_while_the_agents_thread_works(void **state) {
     world_close(&w);
 }
 
-static kvf_event next_event(kvf_agent *agent) {
-    kvf_event event = {.struct_size = sizeof event};
-    assert_ok(kvf_agent_wait(agent, WORLD_PATIENCE_S * SECOND));
-    assert_ok(kvf_agent_next_event(agent, &event));
-    return event;
-}
-
 /* Pulls into one rank whose engine sleeps until there is an event. If it takes none meanwhile, the last count waits. */
 static void an_engine_that_waits_for_events_is_told_of_layers(void **state) {
     const route *by = *state;
@@ -210,7 +203,7 @@ static void an_engine_that_waits_for_events_is_told_of_layers(void **state) {
         while (late && arrived(w.d.agents[0], ticket, LAYERS) < LAYERS)
             (void)usleep(1000);
         for (;;) {
-            const kvf_event event = next_event(w.d.agents[0]);
+            const kvf_event event = world_wait_event(w.d.agents[0]);
             assert_int_equal(event.ticket, ticket);
             if (event.kind == KVF_EVENT_DONE)
                 break;

@@ -181,13 +181,6 @@ static void an_agent_is_closed_in_the_middle_of_its_work(void **state) {
     }
 }
 
-static kvf_event next_event(kvf_agent *agent) {
-    kvf_event event = {.struct_size = sizeof event};
-    assert_ok(kvf_agent_wait(agent, WORLD_PATIENCE_S * SECOND));
-    assert_ok(kvf_agent_next_event(agent, &event));
-    return event;
-}
-
 /* P holds a request, and D is about to pull it. */
 typedef struct one_request {
     world w;
@@ -211,9 +204,9 @@ static void a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_onc
         hold_one(&s, OWN_THREAD);
         s.wanted.groups[0].begin = n % 2 ? 0 : s.wanted.groups[0].end;
         assert_ok(kvf_agent_pull(s.w.d.agents[0], &s.wanted.request, NULL));
-        assert_int_equal(next_event(s.w.d.agents[0]).kind, KVF_EVENT_DONE);
+        assert_int_equal(world_wait_event(s.w.d.agents[0]).kind, KVF_EVENT_DONE);
         world_close_agents(&s.w.d);
-        assert_int_equal(next_event(s.w.p.agents[0]).kind, KVF_EVENT_DONE);
+        assert_int_equal(world_wait_event(s.w.p.agents[0]).kind, KVF_EVENT_DONE);
         world_close(&s.w);
     }
 }
@@ -227,7 +220,7 @@ static void a_producer_that_is_not_driven_hears_of_the_end_later(void **state) {
     assert_ok(kvf_agent_pull(s.w.d.agents[0], &s.wanted.request, &pull));
     (void)world_done(&s.w, s.w.d.agents[0], pull);
     world_close_agents(&s.w.d);
-    assert_int_equal(next_event(s.w.p.agents[0]).kind, KVF_EVENT_DONE);
+    assert_int_equal(world_wait_event(s.w.p.agents[0]).kind, KVF_EVENT_DONE);
     world_close(&s.w);
 }
 
@@ -243,9 +236,9 @@ static void a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes
         (void)usleep(1000);
     assert_int_equal(world_block(s.w.p.agents[0], 0, s.held.ids[0][0]), KVF_BLOCK_LEASED);
     world_close_agents(&s.w.d);
-    kvf_event event = next_event(s.w.p.agents[0]);
+    kvf_event event = world_wait_event(s.w.p.agents[0]);
     while (event.kind == KVF_EVENT_PEER_LOST)
-        event = next_event(s.w.p.agents[0]);
+        event = world_wait_event(s.w.p.agents[0]);
     assert_int_equal(event.kind, KVF_EVENT_FAILED);
     assert_int_equal(event.status, KVF_E_CANCELLED);
     assert_true(event.blocks_free);

@@ -584,6 +584,13 @@ const world_outcome *world_next(world *w, kvf_agent *agent, uint64_t ticket) {
     return found;
 }
 
+kvf_event world_wait_event(kvf_agent *agent) {
+    kvf_event event = {.struct_size = sizeof event};
+    assert_ok(kvf_agent_wait(agent, WORLD_PATIENCE_S * SECOND));
+    assert_ok(kvf_agent_next_event(agent, &event));
+    return event;
+}
+
 const world_outcome *world_done(world *w, kvf_agent *agent, uint64_t ticket) {
     const world_outcome *o = world_next(w, agent, ticket);
     if (o->kind != KVF_EVENT_DONE && o->kind != KVF_EVENT_PEER_READY)

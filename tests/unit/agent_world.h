@@ -180,6 +180,9 @@ const world_outcome *world_done(world *w, kvf_agent *agent, uint64_t ticket);
 const world_outcome *world_failed(world *w, kvf_agent *agent, uint64_t ticket, kvf_status status);
 void world_all_done(world *w, world_engine *engine, const uint64_t *tickets);
 
+/** Waits in kvf_agent_wait() for an event, and takes it: for agents with threads, or one that is driven alone. */
+kvf_event world_wait_event(kvf_agent *agent);
+
 /** How many events of a kind an agent has had, including those not taken. */
 uint32_t world_count(const world *w, const kvf_agent *agent, kvf_event_kind kind);
 

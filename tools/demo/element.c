@@ -34,7 +34,7 @@ static uint32_t end_of_numbers(form type) {
                            : low_bits(UINT32_MAX, type.exponent) << type.fraction;
 }
 
-/* What is too large, such as an infinity. */
+/* What a number becomes that is larger than all of the type, and what an infinity becomes. */
 static uint32_t beyond(form to) {
     return end_of_numbers(to) - (to.clips ? 1 : 0);
 }
