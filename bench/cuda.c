@@ -7,6 +7,7 @@
  *   link        long runs between device and host: by our kernel, and by the driver's copies, singly and in batches;
  *               also while a product of matrices runs
  *   checksums   a device's checksums of a cache
+ *   converted   gather within the device into another type of elements
  *   received    received blocks that are permuted in place, and blocks that are copied to the host and back
  *   submitting  the host's time for submitting
  *   beside      how much a product of matrices is slowed down by the copy engine beside it
@@ -275,23 +276,23 @@ static void submitting(bench_report *report) {
 
 /* ---- parts ---------------------------------------------------------------------------------------- */
 
-enum { PEERS = 7, PARTS };
+enum { PEERS = 8, PARTS };
 
 static const struct {
     const char *name;
     void (*measure)(bench_report *report);
-} parts[PARTS] = {{"moves", moves},         {"batches", bench_batches},      {"link", bench_link},
-                  {"checksums", checksums}, {"received", bench_received},    {"submitting", submitting},
-                  {"beside", bench_beside}, [PEERS] = {"peers", bench_peers}};
+} parts[PARTS] = {
+    {"moves", moves},           {"batches", bench_batches},     {"link", bench_link},
+    {"checksums", checksums},   {"converted", bench_converted}, {"received", bench_received},
+    {"submitting", submitting}, {"beside", bench_beside},       [PEERS] = {"peers", bench_peers}};
 
 static size_t part_named(const char *name, size_t length) {
     size_t i = 0;
     while (i < PARTS && (strlen(parts[i].name) != length || strncmp(parts[i].name, name, length) != 0))
         i++;
-    bench_require(
-        i < PARTS,
-        "KVF_BENCH_PARTS are some of moves, batches, link, checksums, received, submitting, beside, peers, "
-        "with commas between");
+    bench_require(i < PARTS, "KVF_BENCH_PARTS are some of moves, batches, link, checksums, converted, "
+                             "received, submitting, beside, "
+                             "peers, with commas between");
     return i;
 }
 

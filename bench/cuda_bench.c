@@ -188,28 +188,30 @@ void bench_job_finish(kvf_copy_job *job) {
     bench_must(status);
 }
 
-double bench_move_ns(kvf_copier *copier, const bench_shape *s, bench_form from, bench_form to) {
+double bench_sides_ns(kvf_copier *copier, const bench_shape *s, kvf_device_side from, kvf_device_side to,
+                      uint64_t cell_elements) {
     kvf_device_table table;
     kvf_copy_job *job = NULL;
     const uint64_t begun = bench_now_ns();
     bench_must(kvf_copier_put_table(copier, s->ids, s->blocks, &table));
     bench_must(kvf_copier_begin(copier, &job));
-    const kvf_box from_pages = bench_pages_of(s, from, bench_gpu.memory[from]),
-                  to_pages = bench_pages_of(s, to, bench_gpu.memory[to]);
-    const kvf_device_side sides[] = {{.pages = has_pages(from) ? &from_pages : NULL,
-                                      .packed = bench_gpu.memory[from],
-                                      .table = table.address,
-                                      .table_on_host = s->ids},
-                                     {.pages = has_pages(to) ? &to_pages : NULL,
-                                      .packed = bench_gpu.memory[to],
-                                      .table = table.address,
-                                      .table_on_host = s->ids}};
-    bench_must(kvf_copy_job_add(job, &sides[0], &sides[1], s->tokens, HEADS, s->run));
+    from.table = to.table = table.address;
+    from.table_on_host = to.table_on_host = s->ids;
+    bench_must(kvf_copy_job_add(job, &from, &to, s->tokens, HEADS, cell_elements));
     bench_must(kvf_copy_job_start(job, NULL));
     bench_job_finish(job);
     const double taken = (double)(bench_now_ns() - begun);
     kvf_copier_drop_table(copier, &table);
     return taken;
+}
+
+double bench_move_ns(kvf_copier *copier, const bench_shape *s, bench_form from, bench_form to) {
+    const kvf_box from_pages = bench_pages_of(s, from, bench_gpu.memory[from]),
+                  to_pages = bench_pages_of(s, to, bench_gpu.memory[to]);
+    const kvf_device_side sides[] = {
+        {.pages = has_pages(from) ? &from_pages : NULL, .packed = bench_gpu.memory[from]},
+        {.pages = has_pages(to) ? &to_pages : NULL, .packed = bench_gpu.memory[to]}};
+    return bench_sides_ns(copier, s, sides[0], sides[1], s->run);
 }
 
 double bench_copy_ns(const bench_shape *s, bench_form from, bench_form to) {

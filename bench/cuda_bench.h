@@ -87,7 +87,14 @@ void bench_cells_control(const bench_shape *s, bench_form in);
 
 /** Waits until a started job is over, without sleeping. */
 void bench_job_finish(kvf_copy_job *job);
-/** Moves all cells, as one request: from its table to its last byte. */
+/**
+ * Moves all cells from one side to the other, as one request: from its table to its last byte.
+ *
+ * @param cell_elements  in elements of the sides' types; in bytes if these are the same
+ */
+double bench_sides_ns(kvf_copier *copier, const bench_shape *s, kvf_device_side from, kvf_device_side to,
+                      uint64_t cell_elements);
+/** The same, as bytes, from one form to another. */
 double bench_move_ns(kvf_copier *copier, const bench_shape *s, bench_form from, bench_form to);
 /** The driver's copy of as many bytes, between other memory of the same device or host. */
 double bench_copy_ns(const bench_shape *s, bench_form from, bench_form to);
@@ -117,6 +124,8 @@ CUresult bench_runs_batched(void *call, bool second, const bench_runs *runs);
 void bench_batches(bench_report *report);
 /** The link between device and host, in long runs: cuda_link.c. */
 void bench_link(bench_report *report);
+/** Cells that are converted: cuda_converted.c. */
+void bench_converted(bench_report *report);
 /** Received blocks that are permuted, and blocks that are copied: cuda_received.c. */
 void bench_received(bench_report *report);
 /** A product of matrices beside the copy engine: cuda_beside.c. */

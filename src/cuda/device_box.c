@@ -113,6 +113,12 @@ static kvf_status check_alignment(uint64_t from_steps, uint64_t from_element, ui
     return KVF_OK;
 }
 
+/* The elements of a vector: as many as are aligned on both sides, up to VECTOR_BYTES of the wider. */
+static uint64_t vector_elements(uint64_t from_steps, uint64_t from_element, uint64_t to_steps,
+                                uint64_t to_element) {
+    return kvf_min_u64(alignment(from_steps) / from_element, alignment(to_steps) / to_element);
+}
+
 /* How the vectors of a cell are given to threads: see kernel_move.h. */
 typedef struct division {
     uint64_t segment_vectors, segments, strips, lanes;
@@ -156,9 +162,9 @@ kvf_status kvf_device_boxes(const kvf_device_side *from, const kvf_device_side *
     const uint64_t from_steps = steps_of(from, from_cell), to_steps = steps_of(to, to_cell);
     if ((status = check_alignment(from_steps, from_element, to_steps, to_element)))
         return status;
-    const uint32_t bytes = alignment(from_steps | to_steps);
-    const uint64_t from_bytes = convert ? from_element : bytes, to_bytes = convert ? to_element : bytes,
-                   cell_vectors = from_cell / from_bytes;
+    const uint64_t elements = vector_elements(from_steps, from_element, to_steps, to_element),
+                   from_bytes = elements * from_element, to_bytes = elements * to_element,
+                   cell_vectors = cell_elements / elements;
     const division by =
         division_of(cell_vectors, piece_vectors(from, cell_vectors, from_bytes),
                     piece_vectors(to, cell_vectors, to_bytes), kvf_min_u64(from_bytes, to_bytes));

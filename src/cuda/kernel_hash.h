@@ -34,8 +34,10 @@ KVF_DEVICE uint64_t kvf_hash_granule(const kvf_hashed_cell *cell, uint32_t at, u
     const uint32_t piece = kvf_quotient(byte, cell->piece_bytes);
     const uint64_t address =
         cell->address + piece * cell->piece_stride + (byte - piece * cell->piece_bytes.by);
-    if (converts)
-        return kvf_narrow(kvf_load_f32(address, cell->from_type), cell->to_type);
+    if (converts) {
+        const uint32_t element = kvf_load(address, kvf_element_bytes(cell->from_type)).v4[0];
+        return kvf_narrow(kvf_widen(element, cell->from_type), cell->to_type);
+    }
     switch (bytes) {
     case 8:
         return KVF_READ(uint64_t, address);

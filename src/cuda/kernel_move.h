@@ -5,7 +5,8 @@
  * table names, or contiguous in a packed stream. So the same code gathers, scatters, copies from one cache into another
  * of different order, and converts on the way; the host gives it rules and block tables, never a list of runs.
  *
- *   vector    what one load or store moves: up to 16 bytes, or one element to be converted
+ *   vector    what one load or store moves: up to 16 bytes; or the elements that one load and one store convert, of which
+ *             the wider side has up to 16 bytes
  *   segment   vectors of a cell that are contiguous on both sides: the cell, or a piece of it
  *   strip     up to 128 vectors of a segment, moved by up to 32 threads, its *lanes*; each takes every lanes-th vector
  *   tile      256 neighbouring lanes of one box, moved by as many threads; four tiles by one block of threads at once
@@ -13,12 +14,12 @@
  *   a segment of 16 vectors:  0 1 2 3 | 4 5 6 7 | 8 9 ..  lane 0 moves 0, 4, 8, 12; lane 1 moves 1, 5, 9, 13; ..
  *
  * So a thread finds its addresses once for four vectors, neighbouring threads move neighbouring vectors, and all loads
- * of a thread come before its stores. Addresses are found by multiplying with prepared reciprocals (kvf_divisor).
+ * of a thread that converts nothing come before its stores. Addresses are found by multiplying with prepared reciprocals (kvf_divisor).
  *
  * This header is compiled twice: for devices, and for the host, where tests run it thread by thread. The including file
- * defines KVF_DEVICE (prefix of a function), KVF_UNROLL (prefix of a loop of constant length), KVF_READ(type, address)
- * (what lies at an address of a device), and KVF_LOAD(type, address) and KVF_STORE(type, address, value), for bytes that
- * are touched once.
+ * defines KVF_DEVICE (prefix of a function), KVF_UNROLL (prefix of a loop of constant length), KVF_ROLL (prefix of a loop
+ * with a long body), KVF_READ(type, address) (what lies at an address of a device), and KVF_LOAD(type, address) and
+ * KVF_STORE(type, address, value), for bytes that are touched once.
  */
 #ifndef KVF_CUDA_KERNEL_MOVE_H
 #define KVF_CUDA_KERNEL_MOVE_H
@@ -36,11 +37,9 @@ typedef struct kvf_vector16 {
 
 /* A vector that a thread holds between load and store. */
 typedef union kvf_held {
-    kvf_vector16 v16;
-    uint64_t v8;
     uint32_t v4[4];
-    uint16_t v2[8];
-    unsigned char v1;
+    uint64_t v8;
+    kvf_vector16 v16;
 } kvf_held;
 
 KVF_DEVICE uint32_t kvf_quotient(uint32_t number, kvf_divisor by) {
@@ -65,9 +64,9 @@ KVF_DEVICE uint64_t kvf_address(const kvf_cuda_side *side, uint32_t row, uint32_
            (byte - piece * side->piece_bytes.by);
 }
 
-/* Callers pass a constant as `bytes`, so that no switch is left in the loops. */
+/* Callers that copy pass a constant as `bytes`, so that no switch is left in the loops. */
 KVF_DEVICE kvf_held kvf_load(uint64_t address, uint32_t bytes) {
-    kvf_held held;
+    kvf_held held = {{0}};
     switch (bytes) {
     case 16:
         held.v16 = KVF_LOAD(kvf_vector16, address);
@@ -79,10 +78,10 @@ KVF_DEVICE kvf_held kvf_load(uint64_t address, uint32_t bytes) {
         held.v4[0] = KVF_LOAD(uint32_t, address);
         break;
     case 2:
-        held.v2[0] = KVF_LOAD(uint16_t, address);
+        held.v4[0] = KVF_LOAD(uint16_t, address);
         break;
     default:
-        held.v1 = KVF_LOAD(uint8_t, address);
+        held.v4[0] = KVF_LOAD(uint8_t, address);
     }
     return held;
 }
@@ -99,10 +98,10 @@ KVF_DEVICE void kvf_store(uint64_t address, uint32_t bytes, kvf_held held) {
         KVF_STORE(uint32_t, address, held.v4[0]);
         break;
     case 2:
-        KVF_STORE(uint16_t, address, held.v2[0]);
+        KVF_STORE(uint16_t, address, (uint16_t)held.v4[0]);
         break;
     default:
-        KVF_STORE(uint8_t, address, held.v1);
+        KVF_STORE(uint8_t, address, (uint8_t)held.v4[0]);
     }
 }
 
@@ -169,18 +168,19 @@ KVF_DEVICE uint32_t kvf_element_bytes(uint32_t type) {
     return type == KVF_CUDA_F32 ? 4 : type == KVF_CUDA_F16 || type == KVF_CUDA_BF16 ? 2 : 1;
 }
 
-KVF_DEVICE uint32_t kvf_load_f32(uint64_t address, uint32_t type) {
+/* An element as the bits of an f32; bits above the element are ignored. */
+KVF_DEVICE uint32_t kvf_widen(uint32_t bits, uint32_t type) {
     switch (type) {
     case KVF_CUDA_F32:
-        return kvf_load(address, 4).v4[0];
+        return bits;
     case KVF_CUDA_F16:
-        return kvf_f32_of_f16(kvf_load(address, 2).v2[0]);
+        return kvf_f32_of_f16((uint16_t)bits);
     case KVF_CUDA_BF16:
-        return kvf_f32_of_bf16(kvf_load(address, 2).v2[0]);
+        return kvf_f32_of_bf16((uint16_t)bits);
     case KVF_CUDA_F8_E4M3:
-        return kvf_f32_of_f8_e4m3(kvf_load(address, 1).v1);
+        return kvf_f32_of_f8_e4m3((uint8_t)bits);
     default:
-        return kvf_f32_of_f8_e5m2(kvf_load(address, 1).v1);
+        return kvf_f32_of_f8_e5m2((uint8_t)bits);
     }
 }
 
@@ -200,36 +200,92 @@ KVF_DEVICE uint32_t kvf_narrow(uint32_t bits, uint32_t type) {
     }
 }
 
-KVF_DEVICE void kvf_store_f32(uint64_t address, uint32_t type, uint32_t bits) {
-    const uint32_t narrow = kvf_narrow(bits, type);
-    kvf_held held;
-    switch (kvf_element_bytes(type)) {
-    case 4:
-        held.v4[0] = narrow;
-        kvf_store(address, 4, held);
-        break;
-    case 2:
-        held.v2[0] = (uint16_t)narrow;
-        kvf_store(address, 2, held);
-        break;
-    default:
-        held.v1 = (unsigned char)narrow;
-        kvf_store(address, 1, held);
+/* Four neighbouring elements of a vector, a *quad*. Callers pass constants as `quad` and `type`: with these, elements
+ * stay in registers, and no switch is left. Of quads that a vector does not have, something is computed. */
+KVF_DEVICE void kvf_widen_quad(const kvf_held *held, uint32_t quad, uint32_t type, uint32_t bits[4]) {
+    const uint32_t in_word = 4 / kvf_element_bytes(type);
+    KVF_UNROLL
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t at = 4 * quad + i, word = held->v4[at / in_word % 4];
+        bits[i] = kvf_widen(word >> (at % in_word * (32 / in_word)), type);
     }
 }
 
+KVF_DEVICE void kvf_narrow_quad(const uint32_t bits[4], uint32_t quad, uint32_t type, kvf_held *held) {
+    const uint32_t in_word = 4 / kvf_element_bytes(type);
+    KVF_UNROLL
+    for (uint32_t i = 0; i < 4; i++) {
+        const uint32_t at = 4 * quad + i, narrow = kvf_narrow(bits[i], type)
+                                                   << (at % in_word * (32 / in_word));
+        uint32_t *word = &held->v4[at / in_word % 4];
+        *word = at % in_word ? *word | narrow : narrow;
+    }
+}
+
+KVF_DEVICE void kvf_convert_quad(const kvf_held *held, uint32_t quad, uint32_t from, uint32_t to,
+                                 kvf_held *out) {
+    uint32_t bits[4];
+    switch (from) {
+    case KVF_CUDA_F32:
+        kvf_widen_quad(held, quad, KVF_CUDA_F32, bits);
+        break;
+    case KVF_CUDA_F16:
+        kvf_widen_quad(held, quad, KVF_CUDA_F16, bits);
+        break;
+    case KVF_CUDA_BF16:
+        kvf_widen_quad(held, quad, KVF_CUDA_BF16, bits);
+        break;
+    case KVF_CUDA_F8_E4M3:
+        kvf_widen_quad(held, quad, KVF_CUDA_F8_E4M3, bits);
+        break;
+    default:
+        kvf_widen_quad(held, quad, KVF_CUDA_F8_E5M2, bits);
+    }
+    switch (to) {
+    case KVF_CUDA_F32:
+        kvf_narrow_quad(bits, quad, KVF_CUDA_F32, out);
+        break;
+    case KVF_CUDA_F16:
+        kvf_narrow_quad(bits, quad, KVF_CUDA_F16, out);
+        break;
+    case KVF_CUDA_BF16:
+        kvf_narrow_quad(bits, quad, KVF_CUDA_BF16, out);
+        break;
+    case KVF_CUDA_F8_E4M3:
+        kvf_narrow_quad(bits, quad, KVF_CUDA_F8_E4M3, out);
+        break;
+    default:
+        kvf_narrow_quad(bits, quad, KVF_CUDA_F8_E5M2, out);
+    }
+}
+
+#define KVF_VECTOR_QUADS 4u /* of the most elements in a vector, 16 */
+
+KVF_DEVICE kvf_held kvf_convert_vector(kvf_held held, uint32_t elements, uint32_t from, uint32_t to) {
+    kvf_held converted;
+    KVF_UNROLL
+    for (uint32_t quad = 0; quad < KVF_VECTOR_QUADS; quad++)
+        if (4 * quad < elements)
+            kvf_convert_quad(&held, quad, from, to, &converted);
+    return converted;
+}
+
+/* A thread loads its next vector before it converts one. */
 KVF_DEVICE void kvf_convert_item(const kvf_cuda_box *box, uint32_t item) {
     const kvf_lane lane = kvf_lane_of(box, item);
-    const uint32_t lanes = box->lanes.by;
-    uint32_t bits[KVF_STRIP_VECTORS];
-    KVF_UNROLL
-    for (uint32_t i = 0; i < KVF_STRIP_VECTORS; i++)
-        bits[i] =
-            i * lanes < lane.left ? kvf_load_f32(lane.from + i * lanes * box->from_bytes, box->from_type) : 0;
-    KVF_UNROLL
-    for (uint32_t i = 0; i < KVF_STRIP_VECTORS; i++)
-        if (i * lanes < lane.left)
-            kvf_store_f32(lane.to + i * lanes * box->to_bytes, box->to_type, bits[i]);
+    const uint32_t lanes = box->lanes.by, from_bytes = box->from_bytes, to_bytes = box->to_bytes;
+    const uint32_t elements = from_bytes / kvf_element_bytes(box->from_type);
+    kvf_held next;
+    if (lane.left > 0)
+        next = kvf_load(lane.from, from_bytes);
+    KVF_ROLL
+    for (uint32_t i = 0; i < KVF_STRIP_VECTORS && i * lanes < lane.left; i++) {
+        const kvf_held held = next;
+        if (i + 1 < KVF_STRIP_VECTORS && (i + 1) * lanes < lane.left)
+            next = kvf_load(lane.from + (i + 1) * lanes * from_bytes, from_bytes);
+        kvf_store(lane.to + i * lanes * to_bytes, to_bytes,
+                  kvf_convert_vector(held, elements, box->from_type, box->to_type));
+    }
 }
 
 /* ---- a launch ----------------------------------------------------------------------------------- */

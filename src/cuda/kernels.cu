@@ -1,6 +1,7 @@
 // The kernels' entry points; their code is in kernel_move.h and kernel_hash.h, which tests also run on the host.
 #define KVF_DEVICE static __device__ __forceinline__
 #define KVF_UNROLL _Pragma("unroll")
+#define KVF_ROLL _Pragma("unroll 1")
 #define KVF_READ(type, address) (*(const type *)(address))
 
 // Bytes that are touched once, which the cache gives up first. Without this for stores, short runs go at a third.

@@ -87,6 +87,7 @@ static CUstream stream_of(CUstream given) {
 
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
+#define KVF_ROLL
 #define KVF_READ(type, address) (*(const type *)fake_access(address, sizeof(type)))
 #define KVF_LOAD KVF_READ
 #define KVF_STORE(type, address, value) *(type *)fake_access(address, sizeof(type)) = (value)

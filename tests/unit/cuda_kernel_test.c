@@ -413,7 +413,9 @@ static void divisors_divide_every_number(void **unused) {
     }
 }
 
-static uint32_t vector_of(uint64_t memory, uint64_t row_stride, uint64_t unit_stride, uint64_t cell_bytes) {
+/* The first box of a move from pages of bf16 to a packed stream. */
+static kvf_cuda_box box_of(uint64_t memory, uint64_t row_stride, uint64_t unit_stride, uint64_t cell_bytes,
+                           uint64_t packed, kvf_dtype to_type) {
     const uint32_t table[] = {0};
     const kvf_box pages = {.memory = (unsigned char *)(uintptr_t)memory,
                            .block_stride = 1 << 20,
@@ -428,11 +430,16 @@ static uint32_t vector_of(uint64_t memory, uint64_t row_stride, uint64_t unit_st
                            .piece_bytes = cell_bytes};
     const kvf_device_side from = {
         .pages = &pages, .table = 4096, .table_on_host = table, .type = KVF_DTYPE_BF16};
-    const kvf_device_side to = {.packed = 65536, .type = KVF_DTYPE_BF16};
+    const kvf_device_side to = {.packed = packed, .type = to_type};
+    const uint64_t cell_elements = to_type == KVF_DTYPE_BF16 ? cell_bytes : cell_bytes / 2;
     kvf_cuda_box box;
     uint32_t count = 0, tile = 0;
-    assert_int_equal(kvf_device_boxes(&from, &to, 1, 2, cell_bytes, &box, 1, &count, &tile), KVF_OK);
-    return box.from_bytes;
+    assert_int_equal(kvf_device_boxes(&from, &to, 1, 2, cell_elements, &box, 1, &count, &tile), KVF_OK);
+    return box;
+}
+
+static uint32_t vector_of(uint64_t memory, uint64_t row_stride, uint64_t unit_stride, uint64_t cell_bytes) {
+    return box_of(memory, row_stride, unit_stride, cell_bytes, 65536, KVF_DTYPE_BF16).from_bytes;
 }
 
 static void vectors_are_as_long_as_addresses_allow(void **unused) {
@@ -442,6 +449,27 @@ static void vectors_are_as_long_as_addresses_allow(void **unused) {
     assert_int_equal(vector_of(4096, 516, 256, 256), 4);
     assert_int_equal(vector_of(4096, 512, 258, 256), 2);
     assert_int_equal(vector_of(4096, 512, 256, 33), 1);
+}
+
+/* The wider side has up to 16 bytes of elements, as far as both sides are aligned. */
+static void vectors_that_are_converted_have_several_elements(void **unused) {
+    static const struct {
+        uint64_t memory, cell_bytes, packed;
+        kvf_dtype to_type;
+        uint16_t from_bytes, to_bytes;
+    } cases[] = {
+        {4096, 256, 65536, KVF_DTYPE_F32, 8, 16},        {4096, 256, 65536, KVF_DTYPE_F16, 16, 16},
+        {4096, 256, 65536, KVF_DTYPE_F8_E4M3, 16, 8},    {4096 + 4, 256, 65536, KVF_DTYPE_F8_E5M2, 4, 2},
+        {4096 + 2, 256, 65536, KVF_DTYPE_F32, 2, 4},     {4096, 256, 65536 + 8, KVF_DTYPE_F32, 4, 8},
+        {4096, 256, 65536 + 1, KVF_DTYPE_F8_E4M3, 2, 1}, {4096, 24, 65536, KVF_DTYPE_F32, 8, 16},
+        {4096, 24, 65536, KVF_DTYPE_F8_E4M3, 8, 4},      {4096, 6, 65536, KVF_DTYPE_F16, 2, 2}};
+    (void)unused;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const kvf_cuda_box box =
+            box_of(cases[i].memory, 512, 256, cases[i].cell_bytes, cases[i].packed, cases[i].to_type);
+        assert_int_equal(box.from_bytes, cases[i].from_bytes);
+        assert_int_equal(box.to_bytes, cases[i].to_bytes);
+    }
 }
 
 static void moves_that_devices_cannot_make_are_refused(void **unused) {
@@ -516,6 +544,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(converted_cells_are_hashed),
         cmocka_unit_test(divisors_divide_every_number),
         cmocka_unit_test(vectors_are_as_long_as_addresses_allow),
+        cmocka_unit_test(vectors_that_are_converted_have_several_elements),
         cmocka_unit_test(moves_that_devices_cannot_make_are_refused),
         cmocka_unit_test(a_move_of_nothing_is_no_box),
         cmocka_unit_test(a_long_move_is_several_boxes),

@@ -11,6 +11,7 @@ static void *reach(uint64_t address, size_t bytes) {
 
 #define KVF_DEVICE static inline
 #define KVF_UNROLL
+#define KVF_ROLL
 #define KVF_READ(type, address) (*(const type *)reach(address, sizeof(type)))
 #define KVF_LOAD KVF_READ
 #define KVF_STORE(type, address, value) *(type *)reach(address, sizeof(type)) = (value)
