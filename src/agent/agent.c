@@ -63,6 +63,26 @@ static void take_default(uint64_t *value, uint64_t otherwise) {
     *value = *value ? *value : otherwise;
 }
 
+/* Times whose allowed ranges depend on the lease come after it. */
+static kvf_status check_times(const kvf_agent_options *o) {
+    const struct {
+        const char *name;
+        uint64_t ns, least, most;
+        const char *range;
+    } times[] = {{"lease_ns", o->lease_ns, KVF_SHORTEST_LEASE, KVF_DAY, "12 ms to a day"},
+                 {"heartbeat_ns", o->heartbeat_ns, 0, o->lease_ns / 2, "up to half the lease"},
+                 {"longest_ns", o->longest_ns, 2 * o->lease_ns, 365 * KVF_DAY, "from two leases to a year"},
+                 {"idle_ns", o->idle_ns, 0, 365 * KVF_DAY, "up to a year"},
+                 {"remember_ns", o->remember_ns, 0, KVF_DAY, "up to a day"},
+                 {"peer_timeout_ns", o->peer_timeout_ns, 0, KVF_DAY, "up to a day"}};
+    for (size_t i = 0; i < sizeof times / sizeof *times; i++)
+        if (times[i].ns < times[i].least || times[i].ns > times[i].most)
+            return kvf_fail(KVF_E_RANGE, "%s is %llu; allowed: %s (%llu to %llu)", times[i].name,
+                            (unsigned long long)times[i].ns, times[i].range,
+                            (unsigned long long)times[i].least, (unsigned long long)times[i].most);
+    return KVF_OK;
+}
+
 static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *given) {
     kvf_agent_options *o = &agent->options;
     kvf_status status = kvf_take_options(o, sizeof *o, given, "kvf_agent_options");
@@ -78,26 +98,12 @@ static kvf_status take_agent_options(kvf_agent *agent, const kvf_agent_options *
     o->max_connections = o->max_connections ? o->max_connections : 16384;
     take_default(&o->max_bytes_for_peers, 256ull << 20);
     take_default(&o->max_bytes_per_key, o->max_bytes_for_peers / 2);
-    if (o->lease_ns < KVF_SHORTEST_LEASE || o->lease_ns > KVF_DAY || o->idle_ns > 365 * KVF_DAY)
-        return kvf_fail(KVF_E_RANGE,
-                        "lease_ns is %llu and idle_ns %llu; allowed: 12 ms to a day, and up to a year",
-                        (unsigned long long)o->lease_ns, (unsigned long long)o->idle_ns);
     take_default(&o->longest_ns, kvf_max_u64(3600 * KVF_SECOND, 2 * o->lease_ns));
-    if (o->longest_ns > 365 * KVF_DAY || o->longest_ns < 2 * o->lease_ns)
-        return kvf_fail(KVF_E_RANGE, "longest_ns is %llu; allowed: from two leases, %llu, to a year",
-                        (unsigned long long)o->longest_ns, (unsigned long long)(2 * o->lease_ns));
+    if ((status = check_times(o)))
+        return status;
     if (o->trace_requests > MOST_TRACED)
         return kvf_fail(KVF_E_RANGE, "trace_requests is %u; allowed: up to %u", o->trace_requests,
                         MOST_TRACED);
-    if (o->remember_ns > KVF_DAY)
-        return kvf_fail(KVF_E_RANGE, "remember_ns is %llu; allowed: up to a day",
-                        (unsigned long long)o->remember_ns);
-    if (o->peer_timeout_ns > KVF_DAY)
-        return kvf_fail(KVF_E_RANGE, "peer_timeout_ns is %llu; allowed: up to a day",
-                        (unsigned long long)o->peer_timeout_ns);
-    if (o->heartbeat_ns > o->lease_ns / 2)
-        return kvf_fail(KVF_E_RANGE, "heartbeat_ns is %llu; allowed: up to half the lease, %llu",
-                        (unsigned long long)o->heartbeat_ns, (unsigned long long)(o->lease_ns / 2));
     if (o->way > KVF_WAY_PACKED)
         return kvf_fail(KVF_E_INVALID, "way is %d; allowed: 0 (auto), 1 (direct) and 2 (packed)",
                         (int)o->way);
