@@ -129,27 +129,28 @@ static kvf_model *attention_of(kvf_dtype type) {
     return out;
 }
 
-/* P keeps its cache in bf16, D in f32. Peers are shown the memory. */
-static void open_unlike(world *w, const kvf_engine_spec *d, const kvf_agent_options *options) {
+/* The engines keep their caches in these types. Peers are shown the memory. */
+static void open_unlike(world *w, kvf_dtype p_type, const kvf_engine_spec *d, kvf_dtype d_type,
+                        const kvf_agent_options *options) {
     placing.shown = true;
-    world_open_model(w, attention_of(KVF_DTYPE_BF16), TP2, d, options);
+    world_open_model(w, attention_of(p_type), TP2, d, options);
     world_close_agents(&w->d);
     kvf_engine_free(w->d.engine);
-    kvf_model *wide = attention_of(KVF_DTYPE_F32);
-    w->d.engine = engine_of(wide, d);
-    kvf_model_free(wide);
+    kvf_model *other = attention_of(d_type);
+    w->d.engine = engine_of(other, d);
+    kvf_model_free(other);
     world_open_agents(&w->d, options);
 }
 
 /* The memory is shown, so "cuda" connects the peers: the elements go through arenas on the devices. */
-static void elements_are_converted_between_devices(void **state) {
+static void convert_between_devices(const char *transport, kvf_dtype p_type, kvf_dtype d_type) {
     const kvf_agent_options options = {
-        .struct_size = sizeof options, .transport = *state, .convert = KVF_CONVERTED_DTYPES};
+        .struct_size = sizeof options, .transport = transport, .convert = KVF_CONVERTED_DTYPES};
     const size_t left = devices_left();
     world w;
     world_request held, wanted;
     uint64_t pushes[WORLD_MAX_RANKS], expected[WORLD_MAX_RANKS];
-    open_unlike(&w, TP4, &options);
+    open_unlike(&w, p_type, TP4, d_type, &options);
     world_filled_as(kvf_engine_model(w.p.engine));
     world_pull_everything(&w, "a pull", 100, 1);
     assert_all_packed(&w.d, "cuda");
@@ -169,6 +170,12 @@ static void elements_are_converted_between_devices(void **state) {
     assert_int_equal(devices_left(), left);
 }
 
+static void elements_are_converted_between_devices(void **state) {
+    convert_between_devices(*state, KVF_DTYPE_BF16, KVF_DTYPE_F32);
+    convert_between_devices(*state, KVF_DTYPE_BF16, KVF_DTYPE_F8_E4M3);
+    convert_between_devices(*state, KVF_DTYPE_F8_E5M2, KVF_DTYPE_F16);
+}
+
 /* The control: without an arena on its device, a rank that "cuda" connects cannot convert, and says so. */
 static void without_an_arena_on_a_device_a_conversion_over_it_is_refused(void **state) {
     (void)state;
@@ -179,7 +186,7 @@ static void without_an_arena_on_a_device_a_conversion_over_it_is_refused(void **
     world w;
     world_request held, wanted;
     uint64_t holds[WORLD_MAX_RANKS], pulls[WORLD_MAX_RANKS];
-    open_unlike(&w, TP2_D, &options);
+    open_unlike(&w, KVF_DTYPE_BF16, TP2_D, KVF_DTYPE_F32, &options);
     world_request_make(&w, &w.p, "a", 50, 0, 1, &held);
     world_request_make(&w, &w.d, "a", 50, 0, 1, &wanted);
     world_hold(&w.p, &held, holds);
