@@ -8,6 +8,9 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include <cmocka.h>
 
@@ -49,12 +52,17 @@ static void expect(kvf_dtype from, uint32_t bits, kvf_dtype to, uint32_t got) {
     }
 }
 
+static uint32_t all_of(kvf_dtype type, void *out) {
+    const uint32_t bytes = kvf_dtype_bits(type) / 8, count = bytes == 2 ? ALL : 256;
+    for (uint32_t i = 0; i < count; i++)
+        memcpy((unsigned char *)out + i * bytes, &i, bytes);
+    return count;
+}
+
 static void test_all_narrow(convert run) {
     static uint32_t in[ALL], out[ALL];
     for (size_t f = NARROW; f < TYPES; f++) {
-        const uint32_t bytes = kvf_dtype_bits(types[f]) / 8, count = bytes == 2 ? ALL : 256;
-        for (uint32_t i = 0; i < count; i++)
-            memcpy((unsigned char *)in + i * bytes, &i, bytes);
+        const uint32_t count = all_of(types[f], in);
         for (size_t t = 0; t < TYPES; t++) {
             if (t == f)
                 continue;
@@ -133,25 +141,57 @@ static void every_loop_gives_the_same_bits_for_f32(void **state) {
     for_each_loop(test_many_f32);
 }
 
-static void test_rounding_modes(convert run) {
-    static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
-    static uint32_t in[ALL * 6];
-    static uint16_t got[ALL * 6];
+/* ---- modes of the thread ----------------------------------------------------------------------- */
+
+/* Makes instructions take subnormal numbers for 0, and give 0 for them. */
+static void flush_subnormals(bool flush) {
+#if defined(__x86_64__)
+    const unsigned int bits = 1u << 15 | 1u << 6; /* results; operands */
+    _mm_setcsr(flush ? _mm_getcsr() | bits : _mm_getcsr() & ~bits);
+#elif defined(__aarch64__)
+    uint64_t modes;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(modes));
+    modes = flush ? modes | 1u << 24 : modes & ~(1u << 24);
+    __asm__ volatile("msr fpcr, %0" : : "r"(modes));
+#else
+    (void)flush;
+#endif
+}
+
+/* The oracle computes with the thread's usual modes. */
+static void convert_with_modes(convert run, int rounding, bool flush, kvf_dtype from, kvf_dtype to,
+                               const void *in, size_t count) {
+    static uint32_t got[ALL * 6];
+    assert_int_equal(fesetround(rounding), 0);
+    flush_subnormals(flush);
+    run(from, to, in, got, count, false);
+    flush_subnormals(false);
+    assert_int_equal(fesetround(FE_TONEAREST), 0);
+    for (size_t i = 0; i < count; i++)
+        expect(from, bits_at(from, in, i), to, bits_at(to, got, i));
+}
+
+static void test_modes(convert run) {
+    static const struct {
+        int rounding;
+        bool flush;
+    } modes[] = {{FE_UPWARD, false}, {FE_DOWNWARD, false}, {FE_TOWARDZERO, false}, {FE_TONEAREST, true}};
+    static uint32_t wide[ALL * 6], narrow[ALL];
     for (size_t t = NARROW; t < TYPES; t++) {
-        const size_t n = edges_of(types[t], in);
+        const size_t edges = edges_of(types[t], wide), all = all_of(types[t], narrow);
         for (size_t m = 0; m < sizeof modes / sizeof *modes; m++) {
-            assert_int_equal(fesetround(modes[m]), 0);
-            run(KVF_DTYPE_F32, types[t], in, got, n, false);
-            assert_int_equal(fesetround(FE_TONEAREST), 0);
-            for (size_t i = 0; i < n; i++)
-                expect(KVF_DTYPE_F32, in[i], types[t], bits_at(types[t], got, i));
+            convert_with_modes(run, modes[m].rounding, modes[m].flush, KVF_DTYPE_F32, types[t], wide, edges);
+            for (size_t to = 0; to < TYPES; to++)
+                if (to != t)
+                    convert_with_modes(run, modes[m].rounding, modes[m].flush, types[t], types[to], narrow,
+                                       all);
         }
     }
 }
 
-static void the_thread_s_rounding_mode_changes_nothing(void **state) {
+static void the_thread_s_modes_change_nothing(void **state) {
     (void)state;
-    for_each_loop(test_rounding_modes);
+    for_each_loop(test_modes);
 }
 
 /* ---- sizes and places ------------------------------------------------------------------------- */
@@ -187,7 +227,7 @@ int main(void) {
         cmocka_unit_test(every_element_of_16_and_8_bits_becomes_the_nearest_of_the_other_types),
         cmocka_unit_test(f32_is_rounded_to_the_nearest_and_to_the_even_one_half_way),
         cmocka_unit_test(every_loop_gives_the_same_bits_for_f32),
-        cmocka_unit_test(the_thread_s_rounding_mode_changes_nothing),
+        cmocka_unit_test(the_thread_s_modes_change_nothing),
         cmocka_unit_test(any_number_at_any_address_is_converted_and_nothing_behind_it_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
