@@ -16,13 +16,13 @@ struct kvf_hasher {
     uint32_t device;
     CUstream stream;
     CUmodule module;
-    CUfunction kernel;
+    CUfunction kernels[2]; /* with a box that is converted: the second */
     CUevent over;
     room *host;          /* pinned */
     CUdeviceptr there;   /* the same on the device */
     const uint32_t *ids; /* as the caller knows them */
     uint32_t boxes, tiles, sums;
-    bool started;
+    bool converts, started;
 };
 
 static CUdeviceptr place_of(const kvf_hasher *hasher, size_t offset) {
@@ -36,7 +36,9 @@ static kvf_status make(kvf_hasher *hasher, const kvf_cuda *cuda) {
     kvf_status status = kvf_device_code_load(cuda, hasher->device, &hasher->module);
     if (status)
         return status;
-    status = kvf_device_kernel(cuda, hasher->module, "kvf_hash_cells", &hasher->kernel);
+    status = kvf_device_kernel(cuda, hasher->module, "kvf_hash_cells", &hasher->kernels[0]);
+    if (!status)
+        status = kvf_device_kernel(cuda, hasher->module, "kvf_hash_converted_cells", &hasher->kernels[1]);
     if (status)
         return status;
     CUresult result = kvf_cuda_least_stream(cuda, &hasher->stream);
@@ -107,6 +109,7 @@ void kvf_hasher_begin(kvf_hasher *hasher, const uint32_t *ids, uint32_t count, u
     hasher->ids = ids;
     hasher->sums = sums;
     hasher->boxes = hasher->tiles = 0;
+    hasher->converts = false;
 }
 
 kvf_status kvf_hasher_add(kvf_hasher *hasher, const kvf_box *pages, kvf_dtype from, kvf_dtype to,
@@ -125,6 +128,7 @@ kvf_status kvf_hasher_add(kvf_hasher *hasher, const kvf_box *pages, kvf_dtype fr
     if (!status) {
         hasher->boxes += made;
         hasher->tiles = tiles;
+        hasher->converts = hasher->converts || from != to;
     }
     return status;
 }
@@ -133,9 +137,10 @@ static CUresult launch(const kvf_hasher *hasher, const kvf_cuda *cuda) {
     CUdeviceptr boxes = hasher->there;
     uint32_t count = hasher->boxes, tiles = hasher->tiles;
     void *arguments[] = {&boxes, &count, &tiles};
-    return tiles == 0 ? 0
-                      : cuda->cuLaunchKernel(hasher->kernel, kvf_blocks_for(tiles, BLOCKS), 1, 1,
-                                             KVF_BLOCK_THREADS, 1, 1, 0, hasher->stream, arguments, NULL);
+    return tiles == 0
+               ? 0
+               : cuda->cuLaunchKernel(hasher->kernels[hasher->converts], kvf_blocks_for(tiles, BLOCKS), 1, 1,
+                                      KVF_BLOCK_THREADS, 1, 1, 0, hasher->stream, arguments, NULL);
 }
 
 /* Puts a job on the stream, and its event behind it. Sums are copied as zeros with the rest: a driver may set memory

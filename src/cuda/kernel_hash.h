@@ -24,17 +24,17 @@ typedef struct kvf_hashed_cell {
     kvf_divisor piece_bytes; /* as the memory has them */
     uint32_t bytes;          /* as they are hashed */
     uint32_t granule;        /* bytes as they are hashed */
+    bool converts;
     uint16_t from_type, to_type;
 } kvf_hashed_cell;
 
 /* A granule's bits, at most 8 bytes. */
 KVF_DEVICE uint64_t kvf_hash_granule(const kvf_hashed_cell *cell, uint32_t at, uint32_t bytes) {
-    const bool converts = cell->from_type != cell->to_type;
-    const uint32_t byte = converts ? at / cell->granule * kvf_element_bytes(cell->from_type) : at;
+    const uint32_t byte = cell->converts ? at / cell->granule * kvf_element_bytes(cell->from_type) : at;
     const uint32_t piece = kvf_quotient(byte, cell->piece_bytes);
     const uint64_t address =
         cell->address + piece * cell->piece_stride + (byte - piece * cell->piece_bytes.by);
-    if (converts) {
+    if (cell->converts) {
         const uint32_t element = kvf_load(address, kvf_element_bytes(cell->from_type)).v4[0];
         return kvf_narrow(kvf_widen(element, cell->from_type), cell->to_type);
     }
@@ -216,8 +216,9 @@ KVF_DEVICE uint64_t kvf_hash_cell(const kvf_hashed_cell *cell, uint64_t seed) {
 
 /* ---- a launch ----------------------------------------------------------------------------------- */
 
-/* Hashes cell `index` of a box, and adds the hash to its sum. */
-KVF_DEVICE void kvf_hash_one(const kvf_cuda_box *box, uint32_t index) {
+/* Hashes cell `index` of a box, and adds the hash to its sum. Callers pass a constant as `convert`: without conversions
+ * the code is a fifth as long. */
+KVF_DEVICE void kvf_hash_one(const kvf_cuda_box *box, bool convert, uint32_t index) {
     const kvf_cuda_sums *sums = &box->sums;
     const uint32_t row = kvf_quotient(index, box->units), unit = index - row * box->units.by;
     const uint32_t at = sums->first_row + row, kept = kvf_quotient(at, sums->rows),
@@ -229,6 +230,7 @@ KVF_DEVICE void kvf_hash_one(const kvf_cuda_box *box, uint32_t index) {
     cell.piece_bytes = box->from.piece_bytes;
     cell.bytes = sums->cell_bytes;
     cell.granule = box->to_bytes;
+    cell.converts = convert && box->from_type != box->to_type;
     cell.from_type = box->from_type;
     cell.to_type = box->to_type;
     const uint64_t seed = sums->seed + step * sums->step_seed + (at - kept * sums->rows.by) * sums->row_seed +
@@ -237,14 +239,15 @@ KVF_DEVICE void kvf_hash_one(const kvf_cuda_box *box, uint32_t index) {
                 kvf_hash_cell(&cell, seed));
 }
 
-/* All work of one thread of `blocks` times 256: a tile is 256 cells. */
-KVF_DEVICE void kvf_hash_thread(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, uint32_t block,
-                                uint32_t blocks, uint32_t thread) {
+/* All work of one thread of `blocks` times 256: a tile is 256 cells. A launch that does not convert has no box that is
+ * converted. */
+KVF_DEVICE void kvf_hash_thread(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert,
+                                uint32_t block, uint32_t blocks, uint32_t thread) {
     for (uint32_t tile = block; tile < tiles; tile += blocks) {
         const kvf_cuda_box *box = &boxes[kvf_box_of_tile(boxes, count, tile)];
         const uint32_t index = (tile - box->first_tile) * KVF_TILE_THREADS + thread;
         if (index < box->items)
-            kvf_hash_one(box, index);
+            kvf_hash_one(box, convert, index);
     }
 }
 

@@ -30,5 +30,10 @@ extern "C" __global__ void __launch_bounds__(KVF_BLOCK_THREADS)
 
 extern "C" __global__ void __launch_bounds__(KVF_BLOCK_THREADS)
     kvf_hash_cells(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles) {
-    kvf_hash_thread(boxes, count, tiles, KVF_FIRST, KVF_AT_ONCE, KVF_THREAD);
+    kvf_hash_thread(boxes, count, tiles, false, KVF_FIRST, KVF_AT_ONCE, KVF_THREAD);
+}
+
+extern "C" __global__ void __launch_bounds__(KVF_BLOCK_THREADS)
+    kvf_hash_converted_cells(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles) {
+    kvf_hash_thread(boxes, count, tiles, true, KVF_FIRST, KVF_AT_ONCE, KVF_THREAD);
 }

@@ -53,7 +53,7 @@ ALWAYS __m128i bf16_of(__m256i bits) {
     return _mm256_castsi256_si128(narrow);
 }
 
-/* kvf_f8_magnitude() of eight numbers: the bits to be rounded, and how many of them, are chosen for each. */
+/* kvf_narrow_magnitude() of eight numbers: the bits to be rounded, and how many of them, are chosen for each. */
 ALWAYS __m256i f8_magnitude(__m256i magnitude, uint32_t fraction_bits, uint32_t least, uint32_t most) {
     const __m256i one = _mm256_set1_epi32(1), normal_off = _mm256_set1_epi32((int)(23 - fraction_bits));
     const __m256i below = _mm256_sub_epi32(_mm256_set1_epi32((int)least), _mm256_srli_epi32(magnitude, 23));

@@ -21,7 +21,7 @@ struct CUfunc_st {
     _Atomic bool loaded;
 };
 
-#define KERNELS 3u
+#define KERNELS 4u
 
 struct CUmod_st {
     struct CUfunc_st kernels[KERNELS];
@@ -120,11 +120,19 @@ static void convert_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32
     move_cells(boxes, count, tiles, true, blocks);
 }
 
-static void hash_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {
+static void hash(uint64_t boxes, uint32_t count, uint32_t tiles, bool convert, uint32_t blocks) {
     const kvf_cuda_box *given = fake_reach(boxes, count * sizeof *given);
     for (uint32_t block = 0; block < blocks && !fake.stuck; block++)
         for (uint32_t thread = 0; thread < KVF_TILE_THREADS && !fake.stuck; thread++)
-            kvf_hash_thread(given, count, tiles, block, blocks, thread);
+            kvf_hash_thread(given, count, tiles, convert, block, blocks, thread);
+}
+
+static void hash_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {
+    hash(boxes, count, tiles, false, blocks);
+}
+
+static void hash_converted_cells(uint64_t boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {
+    hash(boxes, count, tiles, true, blocks);
 }
 
 CUresult cuModuleLoadData(CUmodule *module, const void *image) {
@@ -139,7 +147,8 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
         return OUT_OF_MEMORY;
     **module = (struct CUmod_st){{{"kvf_copy_cells", copy_cells, device, false},
                                   {"kvf_convert_cells", convert_cells, device, false},
-                                  {"kvf_hash_cells", hash_cells, device, false}}};
+                                  {"kvf_hash_cells", hash_cells, device, false},
+                                  {"kvf_hash_converted_cells", hash_converted_cells, device, false}}};
     fake.left++;
     return 0;
 }

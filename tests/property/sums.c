@@ -153,7 +153,7 @@ static kvf_status sum_by_kernel(const summed *s, bool spoil, uint32_t blocks, ui
     for (uint32_t i = 0; i < count && spoil; i++)
         boxes[i].from.unit_stride = 0;
     if (!status && count > 0)
-        run_hash_kernel(boxes, count, tiles, blocks);
+        run_hash_kernel(boxes, count, tiles, s->own != s->type, blocks);
     return status;
 }
 

@@ -343,7 +343,7 @@ static void hash(const kvf_device_side *from, kvf_dtype to, test_shape shape, te
                      KVF_OK);
     assert_int_equal(count, 1);
     memset(sums->found, 0, sizeof sums->found);
-    run_hash_kernel(&box, count, tiles, blocks);
+    run_hash_kernel(&box, count, tiles, from->type != to, blocks);
 }
 
 /* Hashes cells of random shape; of `cell_elements`, or any number of them if that is 0. */

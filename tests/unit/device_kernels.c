@@ -26,10 +26,11 @@ void run_move_kernel(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, 
             kvf_move_thread(boxes, count, tiles, convert, block, blocks, thread);
 }
 
-void run_hash_kernel(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, uint32_t blocks) {
+void run_hash_kernel(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert,
+                     uint32_t blocks) {
     for (uint32_t block = 0; block < blocks; block++)
         for (uint32_t thread = 0; thread < KVF_TILE_THREADS; thread++)
-            kvf_hash_thread(boxes, count, tiles, block, blocks, thread);
+            kvf_hash_thread(boxes, count, tiles, convert, block, blocks, thread);
 }
 
 uint32_t run_quotient(uint32_t number, kvf_divisor by) {

@@ -12,8 +12,9 @@
 void run_move_kernel(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert,
                      uint32_t blocks);
 
-/** Adds the hashes of the cells of boxes to their sums. */
-void run_hash_kernel(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, uint32_t blocks);
+/** Adds the hashes of the cells of boxes to their sums; of converted cells only with `convert`. */
+void run_hash_kernel(const kvf_cuda_box *boxes, uint32_t count, uint32_t tiles, bool convert,
+                     uint32_t blocks);
 
 /** The kernels' division. */
 uint32_t run_quotient(uint32_t number, kvf_divisor by);
