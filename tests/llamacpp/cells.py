@@ -30,7 +30,7 @@ def counted(kind: str, size: int) -> tuple[int, str, int]:
 
 @dataclass(frozen=True)
 class Form:
-    """How a state is written. See the fields of kvferry.llamacpp.SequenceCache."""
+    """How a state is written. See the fields of kvferry.llamacpp.SequenceCache. Latents: values of size 0."""
 
     layers: int = 2
     heads: int = 3
@@ -103,7 +103,7 @@ def _write_section(
     number, code, size = counted(form.value_type, form.value_size)
     width = struct.calcsize(code)
     last = 2 ** (8 * width) - 1
-    for layer in layers:
+    for layer in layers if size else ():
         if form.transposed:
             out.append(struct.pack("<iII", number, width, form.heads * size))
             for head in range(form.heads):
@@ -176,7 +176,7 @@ def _read_section(form: Form, layers: Sequence[int], taking: _Taking) -> Cells:
                 for element in range(size):
                     cells["k", (layer, position, head, element)] = row[form.place(element)]
     number, code, size = counted(form.value_type, form.value_size)
-    for layer in layers:
+    for layer in layers if size else ():
         must("type of values", "i", number)
         if form.transposed:
             must("bytes of an element", "I", struct.calcsize(code))

@@ -80,6 +80,18 @@ def numbers(cache: SequenceCache, state: Any) -> dict[Any, float]:
     }
 
 
+def spoil(cache: SequenceCache, state: Any) -> None:
+    """Makes a state wrong, for equal tokens prove something only if a wrong cache gives different ones.
+
+    Values get those of other tokens. Latents are keys, too, and the order of tokens does not count: they are
+    cleared.
+    """
+    for layer in cache.read(state):
+        if cache.latent:
+            layer.keys[...] = 0
+        layer.values[...] = layer.values[::-1].copy()
+
+
 #: What differs from float32 without flash attention and with unified cells.
 WAYS: tuple[dict[str, Any], ...] = ({}, {"flash": True}, {"unified": False})
 #: Of the tiny Gemma, what flash attention has computed in float16 gives other tokens than what it has not.
@@ -109,15 +121,12 @@ def test_a_prompt_goes_on_in_another_context(
         restored.restore(2, state)
         assert decode.go_on(PROMPT[-1], len(PROMPT) - 1, TOKENS, 2) == alone
 
-        # Equal tokens prove something only if a wrong cache gives different ones: here the values of tokens are
-        # in reverse.
-        for layer in loader.cache.read(state):
-            layer.values[...] = layer.values[::-1].copy()
+        spoil(loader.cache, state)
         restored.restore(3, state)
         assert decode.go_on(PROMPT[-1], len(PROMPT) - 1, TOKENS, 3) != alone
 
 
-@pytest.mark.parametrize("model", ("llama", "qwen3"))
+@pytest.mark.parametrize("model", ("llama", "qwen3", "deepseek2"))
 @pytest.mark.parametrize("there", (F32, F16, BF16), ids=KINDS.get)
 @pytest.mark.parametrize("here", (F32, F16, BF16), ids=KINDS.get)
 def test_cells_are_those_that_were_saved(made: Made, model: str, there: int, here: int) -> None:
@@ -140,7 +149,7 @@ def test_cells_are_those_that_were_saved(made: Made, model: str, there: int, her
 
 
 @pytest.mark.parametrize("kind", (Q8_0, Q4_0), ids=("q8_0", "q4_0"))
-@pytest.mark.parametrize("model", ("llama", "llama.rotated", "qwen3", "gemma3"))
+@pytest.mark.parametrize("model", ("llama", "llama.rotated", "qwen3", "gemma3", "deepseek2"))
 def test_quantized_cells(made: Made, model: str, kind: int) -> None:
     with (
         running(made, model, kind=kind, flash=True) as (prefill, saved),
@@ -155,8 +164,7 @@ def test_quantized_cells(made: Made, model: str, kind: int) -> None:
         found = loader.load(lender.lend(state), len(PROMPT) - 1).wait(20)
         restored.restore(1, found)
         assert decode.go_on(PROMPT[-1], len(PROMPT) - 1, TOKENS, 1) == alone
-        for layer in loader.cache.read(found):
-            layer.keys[...] = layer.keys[::-1].copy()  # of the last token first
+        spoil(loader.cache, found)
         restored.restore(2, found)
         assert decode.go_on(PROMPT[-1], len(PROMPT) - 1, TOKENS, 2) != alone
 

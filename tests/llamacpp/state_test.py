@@ -36,6 +36,12 @@ FORMS = (
         )
     ]
     + [
+        Form(3, 1, 64, 0, kind, kind, False, transposed, *streams, rotations=rotations)
+        for kind, transposed, streams, rotations in itertools.product(
+            ("f32", "bf16", "q8_0"), (False, True), ((1, 0), (4, 0), (4, 2)), (None, (0, 0))
+        )
+    ]
+    + [
         replace(form, layers=5, windowed=windowed, window=window)
         for form, windowed, window in itertools.product(
             (Form(), Form(interleaved=True, transposed=True, streams=3, stream=1, rotations=None)),
@@ -109,7 +115,10 @@ def test_tokens_that_are_not_the_first_ones_are_refused(positions: list[int]) ->
         cache_of(form).read(cells.write(form, positions))
 
 
-@pytest.mark.parametrize("form", FORMS[:32:3], ids=str)
+LATENTS = [form for form in FORMS if not form.value_size]
+
+
+@pytest.mark.parametrize("form", [*FORMS[:32:3], *LATENTS[::5]], ids=str)
 def test_every_field_counts(form: Form) -> None:
     """A byte that is changed anywhere but in keys, values and sequence numbers is noticed."""
     count = 3
@@ -132,7 +141,7 @@ def test_every_field_counts(form: Form) -> None:
         assert len(changed) == 1 or any(first <= at < first + 4 for first in sequences), at
 
 
-@pytest.mark.parametrize("form", [*FORMS[:32:5], *FORMS[-24::5]], ids=str)
+@pytest.mark.parametrize("form", [*FORMS[:32:5], *LATENTS[::5], *FORMS[-24::5]], ids=str)
 def test_a_state_that_is_cut_off_is_refused(form: Form) -> None:
     state = cells.write(form, range(2))
     for length in range(len(state)):
@@ -179,9 +188,14 @@ def test_other_caches_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match=r"a state of 2 cells has \d+ bytes; allowed: \d+"):
         SequenceCache.of_state(with_window, form.heads, False)
 
-    latents = cells.write(replace(form, value_size=0), range(2))[: -2 * 12]  # no values at all
-    with pytest.raises(UnsupportedError):
+    latents = cells.write(replace(form, value_size=0), range(2))
+    with pytest.raises(UnsupportedError, match="as one of latents: there are 3 KV heads; allowed: 1"):
         SequenceCache.of_state(latents, form.heads, False)
+    latents = cells.write(replace(form, heads=1, value_size=0), range(2))
+    with pytest.raises(UnsupportedError, match="interleaved is True; allowed: False, of latents"):
+        SequenceCache.of_state(latents, 1, True)
+    with pytest.raises(UnsupportedError):
+        SequenceCache.of_state(latents + latents[8:], 1, False)  # as of an indexer
 
     of_images = bytearray(state[:16])
     for cell in range(2):  # with three more numbers each

@@ -85,11 +85,16 @@ def qwen3next(prefill: Side, decode: Side, **how: Any) -> Case:
     return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST, **how)
 
 
+PLAIN_MLA = ("--attention-backend", "CPU_MLA")
+#: vLLM's kernel for CPUs rotates nothing of keys and queries that are parts of something larger, as those of
+#: DeepSeek.
+ROTATES = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')
+
+
 def deepseek(prefill: int, decode: int, chunks: tuple[str, ...] = (), **how: Any) -> Case:
     """A case of DeepSeek, by tensor-parallel sizes. By default vLLM uses AMX kernels if there are any; they
     refuse float32."""
-    plain = ("--attention-backend", "CPU_MLA")
-    there, here = Side(tp=prefill, arguments=(*plain, *chunks)), Side(tp=decode, arguments=plain)
+    there, here = Side(tp=prefill, arguments=(*PLAIN_MLA, *chunks)), Side(tp=decode, arguments=PLAIN_MLA)
     return Case("deepseek", there, here, tokens=Tokens.NOTHING, **how)
 
 
@@ -270,6 +275,12 @@ CASES = {
     "llamacpp-bf16-f16": Case("llama", Side(64, tp=2), Side(32), prefill_dtype="bfloat16", what=What.ELSEWHERE),
     "llamacpp-fp8-f16": Case(
         "llama", Side(64, arguments=FP8), Side(32), prefill_dtype="bfloat16", what=What.ELSEWHERE
+    ),
+    "llamacpp-deepseek": Case(
+        "deepseek_dense",
+        Side(tp=2, arguments=(*PLAIN_MLA, *ROTATES)),
+        Side(arguments=(*PLAIN_MLA, *ROTATES)),
+        what=What.ELSEWHERE,
     ),
     "llamacpp-gemma3": Case("gemma3", Side(32, tp=2), Side(64), what=What.ELSEWHERE),
     "llamacpp-qwen3": Case("qwen3", Side(32), Side(64, tp=2), what=What.ELSEWHERE),

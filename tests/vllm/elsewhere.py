@@ -3,7 +3,8 @@ computed there go on in vLLM's decode server.
 
 llama.cpp runs in this process. A context in float32 without flash attention computes what vLLM computes, to
 within rounding. Where cells are converted on the way, the context keeps float16, and cells are compared with
-its own, not tokens. The files that read models and call the library are those of the folder beside.
+its own, not tokens; so are those of models whose tokens prove nothing. The files that read models and call the
+library are those of the folder beside.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 from asking import NEW_TOKENS, Asking, Judge
-from cases import FP8
+from cases import FP8, Tokens
 from pair import Pair, answer
 
 from kvferry.errors import KvferryError
@@ -39,10 +40,11 @@ class Elsewhere(Asking):
         super().__init__(judge, pair)
         file = gguf_models.convert(pair.prefill.model, pair.readout / "model.gguf")
         library = llama.load_library()
-        self._converted = pair.case.converts
+        converted = pair.case.converts
+        self._by_cells = converted or pair.case.tokens is Tokens.NOTHING
         self._alike = ALIKE_IN_FP8 if pair.case.prefill.arguments == FP8 else ALIKE
-        kind = llama.F16 if self._converted else llama.F32
-        self._engine = llama.Llama(library, file, gguf_models.VOCABULARY, kind=kind, flash=self._converted)
+        kind = llama.F16 if converted else llama.F32
+        self._engine = llama.Llama(library, file, gguf_models.VOCABULARY, kind=kind, flash=converted)
         self._context = Context(library, self._engine.context)
         self._engine.compute([5, 6, 7], 0)
         self._cache = self._context.cache(self._context.save(0))
@@ -55,7 +57,7 @@ class Elsewhere(Asking):
             with SequenceAgent(self._cache, 1024, tokens_per_page=48, groups=groups) as agent:
                 for length in LENGTHS:
                     self._length = length
-                    if self._converted:
+                    if self._by_cells:
                         self.alike(f"{length} tokens from vLLM", agent)
                         continue
                     self.from_vllm(f"{length} tokens from vLLM", agent)
@@ -155,9 +157,9 @@ def _negate(cache: SequenceCache, state: Any) -> None:
 
 
 def _numbers(cache: SequenceCache, state: Any) -> Any:
-    """All keys and values of a state in float16."""
+    """All keys and values of a state in float16 or float32."""
     sides = [side for layer in cache.read(state) for side in (layer.keys, layer.values)]
-    return np.concatenate([side.view("<f2").astype("f4").ravel() for side in sides])
+    return np.concatenate([side.view(f"<f{side.itemsize}").astype("f4").ravel() for side in sides])
 
 
 def _raises(call: Callable[[], object], message: str) -> bool:

@@ -146,19 +146,34 @@ def gptoss() -> transformers.PretrainedConfig:
 
 
 def deepseek() -> transformers.PretrainedConfig:
-    """Latent attention, in the published sizes, since kernels support no others."""
+    """Latent attention, and experts."""
+    return deepseek_with(queries=None, dense=1)
+
+
+def deepseek_dense() -> transformers.PretrainedConfig:
+    """Unlike deepseek(): queries have a latent, too, and no layer has experts."""
+    return deepseek_with(queries=96, dense=3)
+
+
+def deepseek_with(queries: int | None, dense: int) -> transformers.PretrainedConfig:
+    """Latents of the published sizes, since kernels support no others.
+
+    Args:
+        queries: elements of their latent; None: they have none
+        dense: the first layers, which have no experts
+    """
     return transformers.DeepseekV2Config(
         **{**COMMON, "num_attention_heads": 16, "num_key_value_heads": 16},
         num_hidden_layers=3,
         kv_lora_rank=512,
-        q_lora_rank=None,
+        q_lora_rank=queries,
         qk_nope_head_dim=128,
         qk_rope_head_dim=64,
         v_head_dim=128,
         head_dim=64,
         n_routed_experts=4,
         num_experts_per_tok=2,
-        first_k_dense_replace=1,
+        first_k_dense_replace=dense,
         moe_intermediate_size=64,
         n_shared_experts=1,
         n_group=1,
@@ -261,6 +276,7 @@ MODELS: dict[str, Callable[[], transformers.PretrainedConfig]] = {
         gemma4_one,
         gptoss,
         deepseek,
+        deepseek_dense,
         glm_mtp,
         granite,
         granite_one,

@@ -63,7 +63,7 @@ INTERLEAVED = frozenset(
     }
 )
 #: Architectures of type NORM whose checkpoints have neighbours together, too, so that nothing is reordered.
-NOT_INTERLEAVED = frozenset({"command-r", "ernie4_5", "glm4"})
+NOT_INTERLEAVED = frozenset({"command-r", "deepseek2", "ernie4_5", "glm4"})
 
 
 def interleaves(architecture: str, rope_type: int) -> bool:

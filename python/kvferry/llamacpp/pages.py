@@ -23,7 +23,8 @@ class Pages:
 
     Args:
         layers: whose cells are here
-        regions: of the agent: the keys of each of these layers, and then the values of each
+        regions: of the agent: the keys of each of these layers, and then the values of each, unless keys are
+            latents
         tokens_per_page: of each page
     """
 
@@ -35,11 +36,10 @@ class Pages:
         tokens_per_page: int,
     ) -> None:
         self._tokens, self._layers = tokens_per_page, layers
-        sizes = [(cache.key_type, cache.key_size)] * len(layers)
-        sizes += [(cache.value_type, cache.value_size)] * len(layers)
+        each_side = [side for side in cache.sides for _ in layers]
         self._sides = [
             region.view(f"<u{kind.unit.bits // 8}").reshape(-1, cache.kv_heads, kind.units(size))
-            for region, (kind, size) in zip(regions, sizes, strict=True)
+            for region, (_, kind, size) in zip(regions, each_side, strict=True)
         ]
         half = cache.key_size // 2
         # Units of a key in a page, and in a state.
@@ -94,4 +94,5 @@ class Pages:
         for i, layer in enumerate(mine):
             for of_page, of_row in self._of_keys:
                 yield self._sides[i], slots, layer.keys, of_page, of_row
-            yield self._sides[len(mine) + i], slots, layer.values, _ALL, _ALL
+            if len(self._sides) > len(mine):
+                yield self._sides[len(mine) + i], slots, layer.values, _ALL, _ALL

@@ -102,7 +102,7 @@ class SequenceAgent:
         for what, number in (("tokens", tokens), ("tokens_per_page", tokens_per_page)):
             if whole_number(number, what) < 1:
                 raise OutOfRangeError(f"{what} is {number}; allowed: 1 and more")
-        count = -(-tokens // tokens_per_page)
+        pages = -(-tokens // tokens_per_page)
         self.cache = cache
         self._weights = weights
         self._changed = threading.Condition()  # of all that follows
@@ -111,7 +111,7 @@ class SequenceAgent:
         self._layers = [tuple(group) for group in (cache.groups if groups is None else groups)]
         engine = Engine(
             cache.model(self._layers),
-            groups=[GroupSpec(count, tokens_per_page, "PL|BNH")] * len(self._layers),
+            groups=[GroupSpec(pages, tokens_per_page, "PL|BNH")] * len(self._layers),
             name=name or f"llamacpp-{uuid.uuid4().hex}",
         )
         facts = {**cache.facts, **({"weights": weights} if weights else {})}
@@ -121,7 +121,8 @@ class SequenceAgent:
             self.agent.register(regions)
             self._pages = []
             for layers in self._layers:
-                mine, regions = regions[: 2 * len(layers)], regions[2 * len(layers) :]
+                count = len(cache.sides) * len(layers)
+                mine, regions = regions[:count], regions[count:]
                 self._pages.append(Pages(cache, layers, mine, tokens_per_page))
         except BaseException:
             self.agent.close()

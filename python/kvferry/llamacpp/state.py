@@ -11,6 +11,8 @@ layers, heads and cells it is a struct with fixed places:
     for each layer: type, bytes of a cell's values; values [cell][head][element]
      or, transposed: type, bytes of an element, elements of a cell; values [head][element][cell]
 
+Of latents there is one for a cell, where the keys are, and nothing of values.
+
 A context that does not share its cells among sequences has a stream for each sequence; the cells are in one of
 them, and the others are empty. If layers have a sliding window, all from the number of streams on is there
 twice: for the other layers, and then for those with a window, with their last tokens only.
@@ -30,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.errors import InvalidError, UnsupportedError
-from kvferry.model import Dtype, Group, Model, Part
+from kvferry.model import Dtype, Group, Model, Part, TpRule
 from kvferry.transfer_params import own_group_name
 
 MAGIC = 0xAF143CD8
@@ -90,7 +92,7 @@ class LayerCells(NamedTuple):
 
     Attributes:
         first: the position of the first token
-        keys, values: [token][head][unit]
+        keys, values: [token][head][unit]; latents are keys of one head, and values have no units
     """
 
     first: int
@@ -103,8 +105,8 @@ class SequenceCache:
     """How a context of llama.cpp keeps the cache of a sequence. All layers are alike, but for windows.
 
     Attributes:
-        kv_heads: of each layer
-        key_size, value_size: elements of a head
+        kv_heads: of each layer; 1 of latents
+        key_size, value_size: elements of a head; of latents, with what is rotated, and 0
         interleaved: the two halves that a key has in the checkpoint are interleaved: element i of the first is
             at 2 i, that of the second at 2 i + 1. See interleaves(). Of quantized keys it does not count: they
             go to another llama.cpp only
@@ -141,11 +143,23 @@ class SequenceCache:
         """The cache of which this is a state, of one token or more.
 
         Raises InvalidError (this is no state, or one without cells; layers that there are not),
-        UnsupportedError (a cache of another kind: of latents, with states, with other windows ...).
+        UnsupportedError (a cache of another kind: with states, with other windows ...).
         """
         if windowed and window < 2:
             raise InvalidError(f"window is {window}; allowed: 2 and more")
         return _read_cache(bytes_of(state), kv_heads, interleaved, tuple(windowed), window)
+
+    @property
+    def latent(self) -> bool:
+        """Whether layers keep latents."""
+        return self.value_size == 0
+
+    @property
+    def sides(self) -> tuple[tuple[str, CacheType, int], ...]:
+        """What each layer keeps of a token's head: name, as other engines call it, type, and elements."""
+        if self.latent:
+            return (("latent", self.key_type, self.key_size),)
+        return (("k", self.key_type, self.key_size), ("v", self.value_type, self.value_size))
 
     @property
     def full(self) -> tuple[int, ...]:
@@ -175,9 +189,10 @@ class SequenceCache:
                 f"groups are {groups}; allowed: groups of the layers with a window, {self.windowed}, and "
                 f"groups of the others of {self.layers}"
             )
-        parts = (
-            Part("k", self.key_type.unit, self.kv_heads, self.key_type.units(self.key_size)),
-            Part("v", self.value_type.unit, self.kv_heads, self.value_type.units(self.value_size)),
+        rule = TpRule.REPLICATE if self.latent else TpRule.SPLIT
+        parts = tuple(
+            Part(name, kind.unit, self.kv_heads, kind.units(size), tp_rule=rule)
+            for name, kind, size in self.sides
         )
         return Model(
             [
@@ -195,8 +210,8 @@ class SequenceCache:
     @property
     def facts(self) -> dict[str, str]:
         """What must be equal on both sides beyond the model: how cells are quantized, if they are."""
-        sides = zip("kv", (self.key_type, self.value_type), self.rotations or (0, 0), strict=True)
-        said = [f"{side} {kind.name} rotated by {size}" for side, kind, size in sides if kind.quantized]
+        sides = zip(self.sides, self.rotations or (0, 0), strict=False)
+        said = [f"{name} {kind.name} rotated by {size}" for (name, kind, _), size in sides if kind.quantized]
         return {"quantized": ", ".join(said)} if said else {}
 
     def first(self, layer: int, tokens: int) -> int:
@@ -321,12 +336,12 @@ class _Frame:
 
 
 def _side_bytes(cache: SequenceCache, cells: int) -> tuple[int, int]:
-    """Bytes of the keys and of the values of a layer."""
-    keys, values = (
-        cells * cache.kv_heads * kind.units(size) * kind.unit.bits // 8
-        for kind, size in ((cache.key_type, cache.key_size), (cache.value_type, cache.value_size))
-    )
-    return SIDE_BYTES + keys, SIDE_BYTES + values
+    """Bytes of the keys and of the values of a layer, with what stands before them."""
+    found = [
+        SIDE_BYTES + cells * cache.kv_heads * kind.units(size) * kind.unit.bits // 8
+        for _, kind, size in cache.sides
+    ]
+    return found[0], sum(found[1:])
 
 
 def _places(cache: SequenceCache, frame: _Frame) -> tuple[int, int, int]:
@@ -366,6 +381,8 @@ def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[
         yield "the rotation of values", one(frame.begin + 12), cache.rotations[1]
     yield "the type of keys", each(keys, "i4", of_keys), cache.key_type.number
     yield "the bytes of a cell's keys", each(keys + 4, "u8", of_keys), _side_bytes(cache, 1)[0] - SIDE_BYTES
+    if cache.latent:
+        return
     yield "the type of values", each(values, "i4", of_values), cache.value_type.number
     if cache.transposed:
         yield "the bytes of a value's element", each(values + 4, "u4", of_values), cache.value_type.block_bytes
@@ -384,6 +401,8 @@ def _rows(cache: SequenceCache, frame: _Frame) -> tuple[NDArray[Any], NDArray[An
     keys, values, _ = _places(cache, frame)
     of_keys, of_values = _side_bytes(cache, frame.count)
     count, heads = frame.count, cache.kv_heads
+    if cache.latent:
+        values = keys  # there are none, and behind the last keys may be nothing
 
     def rows(at: int, of_layer: int, kind: CacheType, size: int, transposed: bool) -> NDArray[Any]:
         item, size = kind.unit.bits // 8, kind.units(size)
@@ -451,9 +470,9 @@ def _read_cache(
     if windowed != tuple(sorted(set(windowed))) or any(not 0 <= layer < layers for layer in windowed):
         raise InvalidError(f"windowed is {windowed}; allowed: ascending numbers from 0 to {layers - 1}")
     reasons = []
-    for rotated in (True, False):
+    for rotated, latent in ((True, False), (False, False), (True, True), (False, True)):
         try:
-            cache = _read_sides(frame, kv_heads, bool(transposed), rotated)
+            cache = _read_sides(frame, kv_heads, bool(transposed), rotated, latent)
             cache = replace(
                 cache,
                 layers=layers,
@@ -461,6 +480,8 @@ def _read_cache(
                 windowed=windowed,
                 window=window if windowed else 0,
             )
+            if cache.latent and interleaved:
+                raise InvalidError("interleaved is True; allowed: False, of latents")
             _check(cache, state)
             return cache
         except (UnsupportedError, InvalidError) as error:
@@ -468,11 +489,11 @@ def _read_cache(
     raise UnsupportedError(
         f"this is not a state of {frame.layers} equal layers with keys and values of {kv_heads} heads"
         f"{f', and {len(windowed)} with a window' if windowed else ''}: {reasons[0]}; read as an older one: "
-        f"{reasons[1]}"
+        f"{reasons[1]}; as one of latents: {reasons[2]}; as an older one of latents: {reasons[3]}"
     )
 
 
-def _read_sides(frame: _Frame, kv_heads: int, transposed: bool, rotated: bool) -> SequenceCache:
+def _read_sides(frame: _Frame, kv_heads: int, transposed: bool, rotated: bool, latent: bool) -> SequenceCache:
     """The cache of these layers, as the first one's keys and values say."""
     at = frame.begin + 8
     rotations = None
@@ -482,7 +503,11 @@ def _read_sides(frame: _Frame, kv_heads: int, transposed: bool, rotated: bool) -
         at += 8
     key_type, key_size = _side(frame, "keys", at, kv_heads)
     at += frame.layers * (SIDE_BYTES + frame.count * frame.numbers(at + 4, "u8", 1)[0])
-    if transposed:
+    if latent:
+        if kv_heads != 1:
+            raise UnsupportedError(f"there are {kv_heads} KV heads; allowed: 1, of latents")
+        value_type, value_size = key_type, 0
+    elif transposed:
         kind, _, elements = frame.numbers(at, "u4", 3)
         value_type = _type("values", kind)
         value_size = _share("elements of a cell's values", elements, kv_heads, kv_heads)
