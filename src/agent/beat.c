@@ -62,7 +62,8 @@ static void on_beaten(kvf_call *call, kvf_status status, const kvf_answer *answe
     kvf_source *source;
     DL_FOREACH(session->sources, source) {
         if (source->beat == call->number && source->ticket->base.kind == KVF_REQUEST_PULL)
-            source->until = kvf_max_u64(source->until, call->first_sent + answer->time_ns);
+            source->until =
+                kvf_max_u64(source->until, call->first_sent + kvf_session_surely(answer->time_ns));
     }
     if (answer->gone_count > 0)
         give_up(session, call->number, answer);

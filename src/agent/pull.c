@@ -132,7 +132,7 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
         return;
     /* The lease began when we asked, or later. If that was long ago, for example because the call waited for the hold,
      * a heartbeat must tell how long the lease lasts. */
-    source->until = asked + answer->time_ns;
+    source->until = asked + kvf_session_surely(answer->time_ns);
     if (source->until >= kvf_agent_now(pull->base.agent) + answer->time_ns / 2) {
         kvf_agent_due(pull->base.agent, source->session->next_beat);
         kvf_pull_granted(source);

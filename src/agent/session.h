@@ -249,6 +249,11 @@ void kvf_session_free(kvf_session *session);
 /* How far two clocks may run apart, relative to the time since they were compared: far more than crystals do. */
 #define KVF_CLOCK_DRIFT_DIVISOR 2048u
 
+/** As much of a time that the peer counts from a moment before now as is not over there when it is over here. */
+static inline uint64_t kvf_session_surely(uint64_t ns) {
+    return ns - ns / KVF_CLOCK_DRIFT_DIVISOR;
+}
+
 /** How far the peer's clock and ours may have run apart by a time of our clock. */
 static inline uint64_t kvf_session_drift(const kvf_session *session, uint64_t when) {
     return when > session->compared ? (when - session->compared) / KVF_CLOCK_DRIFT_DIVISOR : 0;

@@ -648,7 +648,8 @@ static void a_lease_that_may_be_half_over_is_used_after_a_heartbeat(void **state
         world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
         world_until(&s.w, letters_met() == 1);
         const uint64_t asked = kvf_asker_of(s.d->tickets)->sources[0].call->first_sent;
-        world_run_for(&s.w, asked + SECOND - NET_LATENCY_NS + late - world_now());
+        world_run_for(&s.w,
+                      asked + kvf_session_surely(2 * SECOND) - SECOND - NET_LATENCY_NS + late - world_now());
         letters_no_rules();
         letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_BEAT);
         world_hold(&s.w.p, &s.held, s.theirs);
@@ -659,6 +660,41 @@ static void a_lease_that_may_be_half_over_is_used_after_a_heartbeat(void **state
         world_all_done(&s.w, &s.w.p, s.theirs);
         lease_close(&s);
     }
+}
+
+static uint64_t slow_since;
+
+/* Ten times as slow as a good crystal may be. */
+static uint64_t slow_now(void *context) {
+    (void)context;
+    return net_now() - (net_now() - slow_since) / 10000;
+}
+
+/* The producer counts the lease by its own clock, and gives the blocks to another request when that says so. A consumer
+ * that took the lease for good until its slower clock said so would take the other's bytes for the right ones. */
+static void a_consumer_with_a_slow_clock_does_not_outlast_its_lease(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(30 * SECOND));
+    slow_since = net_now();
+    s.d->clock.now = slow_now;
+    s.held.request.deadline_ns = 30 * SECOND;
+    s.wanted.request.groups = NULL;
+    s.wanted.request.deadline_ns = 300 * SECOND;
+    world_hold(&s.w.p, &s.held, s.theirs);
+    world_pull(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_until(&s.w, world_block(s.p, 0, 0) == KVF_BLOCK_LEASED);
+    world_run_for(&s.w, 15 * SECOND);
+    letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, 0);
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, 0);
+    while (world_block(s.p, 0, 0) != KVF_BLOCK_FREE)
+        world_work(&s.w);
+    world_fill(&s.w, &s.w.p, &s.held, 2); /* the blocks of another request */
+    (void)kvf_agent_pull_into(s.d, s.ours[0], s.wanted.groups, s.wanted.group_count);
+    assert_non_null(strstr(world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT)->detail, "lease"));
+    (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_TIMEOUT);
+    letters_no_rules();
+    lease_close(&s);
 }
 
 static void a_producer_from_which_nothing_was_wanted_for_long_is_not_lost_when_something_is(void **state) {
@@ -822,6 +858,7 @@ int main(void) {
         cmocka_unit_test(heartbeats_come_six_times_in_a_lease_of_its_producer),
         cmocka_unit_test(heartbeats_pause_however_short_a_lease_its_producer_names),
         cmocka_unit_test(a_lease_that_may_be_half_over_is_used_after_a_heartbeat),
+        cmocka_unit_test(a_consumer_with_a_slow_clock_does_not_outlast_its_lease),
         cmocka_unit_test(a_producer_from_which_nothing_was_wanted_for_long_is_not_lost_when_something_is),
         cmocka_unit_test(heartbeats_come_as_the_options_say_where_the_producer_names_no_lease),
         cmocka_unit_test(a_host_to_which_no_way_leads_is_waited_for_as_long_as_the_lease_lasts),
