@@ -86,10 +86,12 @@ static void beat(kvf_session *session, uint64_t now) {
             if (!is_alive(ticket))
                 continue;
             /* The peer may not know yet what is still being requested; that does not mean that it is gone. */
-            source->beat = source->call ? 0 : session->next_number + 1;
+            const bool asks = source->call && source->call->kind != KVF_CALL_CHECKSUM;
+            source->beat = asks ? 0 : session->next_number + 1;
             if (ticket->kind == KVF_REQUEST_PULL && source->generation) {
                 leases[body.lease_count++] = source->generation;
-            } else if (ticket->kind == KVF_REQUEST_EXPECT && source->until && !source->settled) {
+            } else if (ticket->kind == KVF_REQUEST_EXPECT && source->until &&
+                       (!source->settled || source->written_call)) {
                 source->until = kvf_max_u64(source->until, until);
                 expectations[2 * (size_t)body.expectation_count] = kvf_expect_generation(source->ticket);
                 expectations[2 * (size_t)body.expectation_count + 1] =
@@ -128,6 +130,14 @@ void kvf_beat_tick(kvf_session *session, uint64_t now) {
     kvf_sessions_due(session->agent, session->next_beat);
 }
 
+/* The consumer waits for what is written until then; or it compares checksums of it, and will then answer WRITTEN. */
+static void go_on(kvf_flow *flow, uint64_t until, uint64_t now) {
+    flow->until = kvf_max_u64(flow->until, kvf_min_u64(until, flow->latest));
+    if (flow->told && flow->verified)
+        flow->told->deadline = kvf_max_u64(
+            flow->told->deadline, kvf_min_u64(now + flow->session->agent->options.lease_ns, flow->latest));
+}
+
 void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
     kvf_agent *agent = session->agent;
     uint64_t now = kvf_agent_now(agent);
@@ -148,8 +158,7 @@ void kvf_beat_answer(kvf_session *session, const kvf_call_body *call) {
         uint64_t generation = call->expectations[2 * (size_t)i];
         kvf_flow *flow = kvf_flow_of(session, generation);
         if (flow)
-            flow->until =
-                kvf_max_u64(flow->until, kvf_min_u64(call->expectations[2 * (size_t)i + 1], flow->latest));
+            go_on(flow, call->expectations[2 * (size_t)i + 1], now);
         else
             gone[answer.gone_count++] = generation;
     }

@@ -63,6 +63,7 @@ struct kvf_flow {
     bool packed;       /* the consumer demands packed: no other way is used */
     bool over;         /* nothing more will be written */
     bool cut;          /* a connection ended under its writes */
+    bool verified;     /* the consumer has asked for checksums of what was written */
     kvf_status status; /* why it failed */
     char *detail;
     bool withdrawn;

@@ -373,6 +373,9 @@ static kvf_status start_answer(kvf_session *session, const kvf_call_body *call) 
 }
 
 void kvf_verify_answer(kvf_session *session, const kvf_call_body *call) {
+    kvf_flow *flow = call->generation & KVF_EXPECTATION ? kvf_flow_of(session, call->generation) : NULL;
+    if (flow)
+        flow->verified = true;
     if (has_to_wait(session, call))
         return;
     kvf_status status = KVF_OK;

@@ -15,12 +15,16 @@ typedef struct scene {
     uint64_t theirs[WORLD_MAX_RANKS], ours[WORLD_MAX_RANKS];
 } scene;
 
-static void set_up_for(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
-                       uint64_t tokens) {
-    world_open_model(&s->w, model, p, d, OPTIONS);
+static void make_requests(scene *s, uint64_t tokens) {
     world_request_make(&s->w, &s->w.p, "a", tokens, 3, 2, &s->given);
     world_request_make(&s->w, &s->w.d, "a", tokens, 1, 3, &s->wanted);
     world_fill(&s->w, &s->w.p, &s->given, 1);
+}
+
+static void set_up_for(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d,
+                       uint64_t tokens) {
+    world_open_model(&s->w, model, p, d, OPTIONS);
+    make_requests(s, tokens);
 }
 
 static void set_up(scene *s, kvf_model *model, const kvf_engine_spec *p, const kvf_engine_spec *d) {
@@ -249,6 +253,30 @@ static void questions_that_get_lost_are_asked_again(void **state) {
     world_close(&s.w);
 }
 
+/* Heartbeats go on while a producer that has much to do computes checksums, here for two leases. */
+static void checksums_may_take_longer_than_a_lease(void **state) {
+    (void)state;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .verify = true, .lease_ns = 300 * MS, .peer_timeout_ns = 2 * SECOND};
+    for (int push = 0; push < 2; push++) {
+        scene s;
+        world_open_model(&s.w, attention(4, 8, 8), ONE("P"), ONE("D"), &options);
+        make_requests(&s, TOKENS);
+        letters_begin();
+        letters_rule(LETTERS_KEEP, s.w.p.agents[0], KVF_MESSAGE_ANSWER, KVF_CALL_CHECKSUM);
+        start(&s, push);
+        world_run_for(&s.w, 600 * MS);
+        assert_true(letters_met() > 0);
+        letters_no_rules();
+        letters_deliver();
+        world_all_done(&s.w, &s.w.d, s.ours);
+        world_all_done(&s.w, &s.w.p, s.theirs);
+        assert_int_equal(world_stats(s.w.p.agents[0]).leases_expired, 0);
+        letters_end();
+        world_close(&s.w);
+    }
+}
+
 /* The producer answers with one checksum, where D asks about 50 steps. */
 static void an_answer_with_another_number_of_checksums_is_no_answer(void **state) {
     (void)state;
@@ -320,6 +348,7 @@ int main(void) {
         cmocka_unit_test(a_wrong_state_is_named),
         cmocka_unit_test(cells_that_are_not_wanted_are_not_checked),
         cmocka_unit_test(questions_that_get_lost_are_asked_again),
+        cmocka_unit_test(checksums_may_take_longer_than_a_lease),
         cmocka_unit_test(an_answer_with_another_number_of_checksums_is_no_answer),
         cmocka_unit_test_teardown(a_side_without_memory_for_checksums_says_so, stop_counting_memory),
     };
