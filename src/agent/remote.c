@@ -42,11 +42,16 @@ kvf_remote_rank *kvf_remote_rank_of(kvf_remote *remote, const kvf_session *sessi
     return has ? &remote->ranks[session->rank] : NULL;
 }
 
-void kvf_remote_stale(kvf_remote *remote) {
-    remote->stale = true;
+/* Requests to come do not find it. */
+static void hide(kvf_remote *remote) {
     if (remote->hh.tbl)
         HASH_DEL(remote->agent->remotes, remote);
     memset(&remote->hh, 0, sizeof remote->hh);
+}
+
+void kvf_remote_stale(kvf_remote *remote) {
+    remote->stale = true;
+    hide(remote);
     if (!remote->plan)
         kvf_geometry_leave(remote); /* if it was the maker, another engine takes over */
     remote->agent->due = 0;
@@ -105,10 +110,14 @@ kvf_status kvf_remote_take(kvf_agent *agent, const kvf_contact *contact, kvf_rem
         return status;
     kvf_remote *remote = NULL;
     HASH_FIND_STR(agent->remotes, contact->engine, remote);
-    /* Another address or key is another process: requests under way continue with the old one. */
+    /* Another address or key is another process, or another of the engine's agents: requests under way continue with
+     * the old one, which goes on with meeting it. */
     if (remote && (strcmp(remote->endpoint, contact->endpoint) != 0 ||
                    strcmp(remote->public_key, text_or_empty(contact->public_key)) != 0)) {
-        kvf_remote_stale(remote);
+        if (remote->ready)
+            kvf_remote_stale(remote);
+        else
+            hide(remote);
         remote = NULL;
     }
     if (!remote)
@@ -191,6 +200,8 @@ static void become_ready(kvf_remote *remote) {
     remote->route = 0;
     remote->ready = true;
     kvf_explain_meeting(remote);
+    if (!remote->hh.tbl) /* a request has named another contact meanwhile */
+        kvf_remote_stale(remote);
     agent->hooks->met(remote);
 }
 

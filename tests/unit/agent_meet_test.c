@@ -478,6 +478,35 @@ static void an_engine_met_ahead_of_time_is_not_greeted_again(void **state) {
     world_close(&w);
 }
 
+/* Any agent of an engine introduces it: requests that name different ones at the same time all go well. */
+static void an_engine_may_be_named_by_several_of_its_agents_while_it_is_met(void **state) {
+    (void)state;
+    world w;
+    world_request held[2], wanted[2];
+    uint64_t theirs[2][WORLD_MAX_RANKS], ours[2];
+    world_open_model(&w, small_model(), TWO("P"), ONE("D"), NULL);
+    world_introduce(&w.p, w.p.agents[1]); /* beside rank 0, which introduces it anyway */
+    for (uint32_t i = 0; i < 2; i++) {
+        const char *id = i ? "b" : "a";
+        world_request_make(&w, &w.p, id, 40, 10 + 20 * i, 1, &held[i]);
+        world_request_make(&w, &w.d, id, 40, 20 + 20 * i, 1, &wanted[i]);
+        world_fill(&w, &w.p, &held[i], 3);
+        world_hold(&w.p, &held[i], theirs[i]);
+        wanted[i].request.contact = w.p.contact;
+        wanted[i].request.contact.endpoint = kvf_agent_endpoint(w.p.agents[i]);
+        wanted[i].request.deadline_ns = 20 * SECOND;
+    }
+    for (uint32_t i = 0; i < 2; i++)
+        assert_ok(kvf_agent_pull(w.d.agents[0], &wanted[i].request, &ours[i]));
+    for (uint32_t i = 0; i < 2; i++) {
+        world_all_done(&w, &w.d, &ours[i]);
+        world_all_done(&w, &w.p, theirs[i]);
+        assert_int_equal(world_wrong_cells(&w, &w.d, &wanted[i], 3), 0);
+    }
+    world_quiet(&w);
+    world_close(&w);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_engine_that_caches_other_cells_is_refused_with_every_difference),
@@ -500,6 +529,7 @@ int main(void) {
         cmocka_unit_test_teardown(a_directory_that_had_no_memory_for_one_engine_takes_another,
                                   stop_counting_memory),
         cmocka_unit_test(an_engine_met_ahead_of_time_is_not_greeted_again),
+        cmocka_unit_test(an_engine_may_be_named_by_several_of_its_agents_while_it_is_met),
     };
     return cmocka_run_group_tests(tests, world_is_simulated, NULL);
 }
