@@ -182,10 +182,11 @@ void kvf_calls_bind(kvf_session *session, bool anew) {
     }
 }
 
-bool kvf_calls_release(const kvf_session *session, bool unsent) {
+bool kvf_calls_owed(const kvf_session *session, bool unsent) {
     const kvf_call *call;
     for (call = session->calls; call; call = call->hh.next)
-        if (call->kind == KVF_CALL_RELEASE && !(unsent && call->first_sent))
+        if ((call->kind == KVF_CALL_RELEASE || call->kind == KVF_CALL_WITHDRAW) &&
+            !(unsent && call->first_sent))
             return true;
     return false;
 }

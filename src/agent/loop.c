@@ -222,21 +222,21 @@ kvf_status kvf_loop_start(kvf_agent *agent) {
 
 /* ---- the last words ---------------------------------------------------------------------------- */
 
-/* Pulls that have not ended give their leases back. */
-static void give_up_pulls(kvf_agent *agent) {
+/* Pulls that have not ended give their leases back, and expectations are withdrawn. */
+static void give_up(kvf_agent *agent) {
     kvf_ticket *ticket, *next;
     HASH_ITER(hh, agent->tickets, ticket, next) {
-        if (ticket->kind == KVF_REQUEST_PULL && ticket->state != KVF_TICKET_OVER && !ticket->silent &&
-            !ticket->status)
+        const bool asks = ticket->kind == KVF_REQUEST_PULL || ticket->kind == KVF_REQUEST_EXPECT;
+        if (asks && ticket->state != KVF_TICKET_OVER && !ticket->silent && !ticket->status)
             kvf_ticket_fail(ticket, KVF_E_CANCELLED, "the agent is being closed", NULL);
     }
 }
 
 /* Whether a producer has yet to be sent, or else to confirm, that it may free blocks. */
-static bool owes_releases(const kvf_agent *agent, bool unsent) {
+static bool owes_words(const kvf_agent *agent, bool unsent) {
     const kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
-        if (!session->broken_since && kvf_calls_release(session, unsent))
+        if (!session->broken_since && kvf_calls_owed(session, unsent))
             return true;
     }
     return false;
@@ -254,9 +254,9 @@ static void say_last_words(kvf_agent *agent) {
     if (agent->clock.now != kvf_monotonic.now)
         return;
     kvf_work_take(agent);
-    give_up_pulls(agent);
+    give_up(agent);
     kvf_work_give(agent);
-    for (uint64_t now = begun; now < begun + SAYING && owes_releases(agent, now >= begun + CONFIRMING);
+    for (uint64_t now = begun; now < begun + SAYING && owes_words(agent, now >= begun + CONFIRMING);
          now = kvf_agent_now(agent)) {
         if (now > begun && !more)
             (void)nanosleep(&(const struct timespec){.tv_nsec = KVF_MILLISECOND}, NULL);

@@ -46,7 +46,7 @@ void kvf_calls_bind(kvf_session *session, bool anew);
 void kvf_calls_end(kvf_session *session, kvf_status status); /**< ends all of a session's calls */
 void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< in the next tick, without their pause */
 /** Whether the peer has yet to confirm that it may free blocks; with `unsent`, only if it was not told, either. */
-bool kvf_calls_release(const kvf_session *session, bool unsent);
+bool kvf_calls_owed(const kvf_session *session, bool unsent);
 void kvf_calls_tick(kvf_session *session, uint64_t now);
 
 /** Answers a call of a peer. */

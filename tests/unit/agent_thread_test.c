@@ -245,6 +245,34 @@ static void a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes
     world_close(&s.w);
 }
 
+static void an_expectation_that_has_not_ended_is_withdrawn_when_its_agent_closes(void **state) {
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .own_thread = true, .transport = *state, .lease_ns = 60 * SECOND};
+    world w;
+    world_request held, wanted;
+    uint64_t push;
+    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
+                     ENGINE(.name = "D", .all = {.block_count = 16}), &options);
+    world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    wanted.request.contact = w.p.contact;
+    assert_ok(kvf_agent_push(w.p.agents[0], &held.request, &push));
+    assert_ok(kvf_agent_expect(w.d.agents[0], &wanted.request, NULL));
+    kvf_kept_request kept = {.struct_size = sizeof kept};
+    const uint64_t end = world_now() + WORLD_PATIENCE_S * SECOND;
+    for (uint32_t count; !kept.moves && world_now() < end; (void)usleep(1000))
+        assert_ok(kvf_agent_kept_requests(w.p.agents[0], 0, &kept, 1, &count));
+    assert_true(kept.moves); /* it is expected */
+    world_close_agents(&w.d);
+    kvf_event event = world_wait_event(w.p.agents[0]);
+    while (event.kind == KVF_EVENT_PEER_LOST)
+        event = world_wait_event(w.p.agents[0]);
+    assert_int_equal(event.kind, KVF_EVENT_FAILED);
+    assert_int_equal(event.status, KVF_E_CANCELLED);
+    assert_true(event.blocks_free);
+    world_close(&w);
+}
+
 static void waiting_ends_with_its_time(void **state) {
     (void)state;
     for (int own = 0; own < 2; own++) {
@@ -264,12 +292,17 @@ static void waiting_ends_with_its_time(void **state) {
 }
 
 int main(void) {
+    static char shm[] = "shm", messages[] = "messages";
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(several_threads_use_agents_that_have_threads),
         cmocka_unit_test(an_agent_is_closed_in_the_middle_of_its_work),
         cmocka_unit_test(a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_once),
         cmocka_unit_test(a_producer_that_is_not_driven_hears_of_the_end_later),
         cmocka_unit_test(a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes),
+        {"an_expectation_that_has_not_ended_is_withdrawn_when_its_agent_closes (shm)",
+         an_expectation_that_has_not_ended_is_withdrawn_when_its_agent_closes, NULL, NULL, shm},
+        {"an_expectation_that_has_not_ended_is_withdrawn_when_its_agent_closes (messages)",
+         an_expectation_that_has_not_ended_is_withdrawn_when_its_agent_closes, NULL, NULL, messages},
         cmocka_unit_test(waiting_ends_with_its_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
