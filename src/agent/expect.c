@@ -378,8 +378,13 @@ static void withdraw(kvf_source *source) {
     kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .earlier = earlier};
-    (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until, false, on_withdrawn,
-                         source, &source->call);
+    if (is_packed(
+            expect)) /* its blocks are free without the answer; the call is repeated when the ticket is gone */
+        (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until, false, NULL, NULL,
+                             NULL);
+    else
+        (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until, false, on_withdrawn,
+                             source, &source->call);
 }
 
 /*

@@ -461,6 +461,32 @@ static void a_push_whose_last_word_is_never_answered_fails(void **state) {
 
 /* D says its calls again in the session after the one that P has lost: the first is thousands of numbers below the last,
  * more than P remembers. */
+/* Of packed expectations, too, whose blocks are free at once: the request is forgotten before the answer comes. */
+static void a_withdrawal_that_is_lost_is_said_again(void **state) {
+    (void)state;
+    static const kvf_way ways[] = {KVF_WAY_DIRECT, KVF_WAY_PACKED};
+    for (size_t i = 0; i < COUNT_OF(ways); i++) {
+        scene s;
+        const kvf_agent_options options = {
+            .struct_size = sizeof options, .way = ways[i], .lease_ns = 30 * SECOND};
+        lease_open(&s, ONE("P"), ONE("D"), &options);
+        s.held.request.deadline_ns = s.wanted.request.deadline_ns = 100 * SECOND;
+        lease_meet(&s);
+        world_run_for(&s.w, 100 * MS);
+        letters_no_rules();
+        letters_rule(LETTERS_LOSE, s.d, KVF_MESSAGE_CALL, KVF_CALL_WITHDRAW);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        world_run_for(&s.w, 50 * MS);
+        assert_true(letters_met() > 0);
+        assert_int_not_equal(world_block(s.p, 0, 0), KVF_BLOCK_FREE);
+        letters_no_rules();
+        world_run_for(&s.w, 2 * SECOND);
+        assert_int_equal(world_block(s.p, 0, 0), KVF_BLOCK_FREE);
+        (void)world_failed(&s.w, s.p, s.theirs[0], KVF_E_CANCELLED);
+        lease_close(&s);
+    }
+}
+
 static void a_call_that_waits_is_said_again_behind_thousands_of_others(void **state) {
     (void)state;
     scene s;
@@ -616,6 +642,7 @@ int main(void) {
         cmocka_unit_test(a_word_that_nothing_is_wanted_does_not_end_the_next_request_of_its_name),
         cmocka_unit_test(a_restarted_consumer_is_not_bound_by_what_its_former_process_did_not_want),
         cmocka_unit_test(a_push_whose_last_word_is_never_answered_fails),
+        cmocka_unit_test(a_withdrawal_that_is_lost_is_said_again),
         cmocka_unit_test(a_call_that_waits_is_said_again_behind_thousands_of_others),
         cmocka_unit_test(a_release_that_is_said_again_with_a_new_number_does_not_end_the_next_try),
         cmocka_unit_test(lost_repeated_and_late_messages_change_nothing),
