@@ -293,7 +293,7 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
  */
 void kvf_work_take(kvf_agent *agent);
 void kvf_work_give(kvf_agent *agent);          /**< the caller has both, and keeps the lock */
-bool kvf_work_is_ours(const kvf_agent *agent); /**< for assertions: this thread has the work */
+bool kvf_work_is_ours(const kvf_agent *agent); /**< whether this thread has the work */
 
 void kvf_turn_take(kvf_agent *agent);   /**< takes the lock */
 void kvf_turn_give(kvf_agent *agent);   /**< the caller has the lock; threads that wait for it go first */

@@ -389,6 +389,8 @@ void kvf_flow_pump(kvf_flow *flow) {
         return; /* it has not said yet that it takes flows: another JOIN is on its way */
     if (!flow->push || flow->over || kvf_carry_is_there(&flow->carry) || !session->shape)
         return;
+    if ((kvf_session_is_past(session) || session->may_hang) && !kvf_work_is_ours(session->agent))
+        return; /* its push begins, whose caller must not end a connection; a tick does */
     if (!leave_past(session) || !leave_hanging(session))
         return; /* the end of a flow pumps all, and so does a tick */
     uint32_t all = kvf_model_layer_count(kvf_engine_model(session->agent->engine));

@@ -20,6 +20,28 @@ static void everything_is_pushed_at_once(void **state) {
     push_scene_finish(&v);
 }
 
+/* A connection that is to be passed over ends when nothing uses it. The thread that pushes must not end it: the agent's
+ * may be using it. */
+static void a_push_does_not_end_connections(void **state) {
+    (void)state;
+    push_scene v;
+    const kvf_agent_options packed = {.struct_size = sizeof packed, .way = KVF_WAY_PACKED};
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), &packed);
+    world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
+    while (!v.w.p.agents[0]->flows)
+        world_work(&v.w);
+    kvf_session *session = world_session(v.w.p.agents[0], true);
+    world_until(&v.w, session->peer);
+    session->past = kvf_peer_kind(session->peer);
+    world_push(&v.w.p, &v.given, v.pushes);
+    assert_non_null(session->peer);
+    world_work(&v.w);
+    assert_null(session->peer);
+    session->past = NULL;
+    world_ready(&v.w.p, v.pushes);
+    push_scene_finish(&v);
+}
+
 static void a_push_goes_by_chunks_and_layers(void **state) {
     (void)state;
     push_scene v;
@@ -94,7 +116,8 @@ static void cells_computed_after_they_were_expected_are_those_that_arrive(void *
 static void chunks_and_layers_out_of_order_are_refused(void **state) {
     (void)state;
     push_scene v;
-    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), NULL);
+    const kvf_agent_options packed = {.struct_size = sizeof packed, .way = KVF_WAY_PACKED};
+    push_scene_open(&v, attention(LAYERS, 8, 8), ONE("P"), ONE("D"), &packed);
     world_expect(&v.w.d, &v.wanted, &v.w.p, v.expects);
     world_push(&v.w.p, &v.given, v.pushes);
     kvf_agent *p = v.w.p.agents[0];
@@ -582,6 +605,7 @@ static void an_expectation_names_the_first_writer_that_is_late(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(everything_is_pushed_at_once),
+        cmocka_unit_test(a_push_does_not_end_connections),
         cmocka_unit_test(a_push_goes_by_chunks_and_layers),
         cmocka_unit_test(each_range_of_layers_is_written_by_its_own_plan),
         cmocka_unit_test(a_late_expectation_gets_what_was_ready_and_the_rest),
