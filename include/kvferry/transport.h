@@ -437,7 +437,13 @@ KVF_API kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_tr
  */
 KVF_API int kvf_transport_event_fd(kvf_transport *transport);
 
-/** Closes all peers (their operations end with KVF_E_CANCELLED) and the endpoint; NULL is accepted. */
+/**
+ * Closes all peers (their operations end with KVF_E_CANCELLED) and the endpoint; NULL is accepted.
+ *
+ * The memory is the caller's alone afterwards, but for one case: a peer on this host whose process was stopped in the
+ * middle of a write, such as by a debugger, and for longer than a second, for which this call waits. If peers write and
+ * that may happen, unregister the memory first, which says so (KVF_E_AGAIN).
+ */
 KVF_API void kvf_transport_close(kvf_transport *transport);
 
 /* ---- a whole request ------------------------------------------------------------------------- */

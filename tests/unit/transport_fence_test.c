@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "transport_pair.h"
 #include "transport_ways.h"
 
@@ -538,6 +539,30 @@ static void an_owner_may_close_while_a_writer_is_stopped_in_the_middle(void **st
     assert_int_equal(waitpid(o.writer, &status, 0), o.writer);
 }
 
+static void *let_go_on(void *writer) {
+    (void)poll(NULL, 0, 50);
+    assert_int_equal(kill(*(const pid_t *)writer, SIGCONT), 0);
+    return NULL;
+}
+
+/* Its memory may be used for something else when it has closed, without unregistering. */
+static void an_owner_that_closes_waits_for_a_writer_in_the_middle(void **state) {
+    (void)state;
+    ownership o;
+    pthread_t other;
+    own(&o, false);
+    const uint64_t begun = kvf_now(&kvf_monotonic);
+    assert_int_equal(pthread_create(&other, NULL, let_go_on, &o.writer), 0);
+    kvf_transport_close(o.transport);
+    const uint64_t taken = kvf_now(&kvf_monotonic) - begun;
+    assert_int_equal(pthread_join(other, NULL), 0);
+    assert_int_equal(kill(o.writer, SIGKILL), 0);
+    int status = 0;
+    assert_int_equal(waitpid(o.writer, &status, 0), o.writer);
+    (void)close(o.line);
+    assert_in_range(taken, 50 * KVF_MILLISECOND, 900 * KVF_MILLISECOND);
+}
+
 /* ---- other ways ------------------------------------------------------------------------------ */
 
 static void a_writer_with_other_ways_to_write_cannot_be_fenced(void **state) {
@@ -582,6 +607,7 @@ int main(void) {
         cmocka_unit_test(a_writer_killed_in_the_middle_is_out),
         cmocka_unit_test(a_writer_killed_in_the_middle_whose_child_keeps_its_sockets_is_out),
         cmocka_unit_test(an_owner_may_close_while_a_writer_is_stopped_in_the_middle),
+        cmocka_unit_test(an_owner_that_closes_waits_for_a_writer_in_the_middle),
         cmocka_unit_test(a_writer_with_other_ways_to_write_cannot_be_fenced),
         cmocka_unit_test(a_writer_with_several_ways_is_fenced_in_the_one_it_took),
     };

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "transport/shm/shm.h"
@@ -14,6 +15,7 @@
 #define FREED_AT_ONCE 64u
 #define PIECES_AT_ONCE 256u
 #define DOOR_PAUSE_NS 1000000u
+#define CLOSING_NS KVF_SECOND
 
 /* Best effort: a client that does not read it finds the connection closed. */
 static void say_refused(int fd, kvf_shm_refusal why, uint64_t number) {
@@ -131,7 +133,19 @@ bool kvf_shm_sweep_clients(kvf_shm_endpoint *endpoint) {
     return false;
 }
 
+/* The owner may use its memory for something else when we have closed. So nobody may begin a write any more, and those
+ * that are in the middle of one end it, but for processes that are stopped there for longer than a second. */
+static void wait_for_writers(kvf_shm_endpoint *endpoint) {
+    const uint64_t end = kvf_now(&kvf_monotonic) + CLOSING_NS;
+    for (kvf_shm_client *client = endpoint->clients; client; client = client->following)
+        (void)shm_gate_shut(client->gate);
+    for (kvf_shm_client *client = endpoint->clients; client; client = client->following)
+        while (kvf_shm_client_shut_out(client) == KVF_E_AGAIN && kvf_now(&kvf_monotonic) < end)
+            (void)nanosleep(&(const struct timespec){.tv_nsec = KVF_MILLISECOND}, NULL);
+}
+
 void kvf_shm_close_clients(kvf_shm_endpoint *endpoint) {
+    wait_for_writers(endpoint);
     while (endpoint->strangers)
         free_client(endpoint->strangers);
     while (endpoint->clients)
