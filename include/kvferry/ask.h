@@ -31,7 +31,8 @@ typedef struct kvf_ask_options {
     const char *public_key; /**< the program's own Z85 keys, see kvf_agent_make_keys(); NULL: no encryption */
     const char *secret_key;
     /** How long to wait for the engine's introductions, and after that for a first sign that a rank has got the command;
-     * 0: 5 s each, UINT64_MAX: for ever. Once it has, the command's own deadline counts. */
+     * 0: 5 s each, UINT64_MAX: for ever. Once it has, the command's own deadline counts, unless nobody is there any more
+     * for 5 s. */
     uint64_t timeout_ns;
 } kvf_ask_options;
 

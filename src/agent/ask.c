@@ -11,7 +11,8 @@
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
-#define PATIENCE (5 * KVF_SECOND) /* until the first sign of a rank */
+#define PATIENCE                                                                                             \
+    (5 * KVF_SECOND) /* until the first sign of a rank; and for the next one, while nobody is there */
 #define LONGEST_COMMAND (60 * KVF_SECOND)
 #define GRACE (10 * KVF_SECOND) /* beyond the command's deadline, for the reply that says so */
 
@@ -19,7 +20,8 @@
 typedef struct asked_rank {
     kvf_route route;
     uint64_t next, pause;
-    bool taken; /* it has said that its engine has the command */
+    bool taken;             /* it has said that its engine has the command */
+    uint64_t unheard_since; /* when nobody was there, after it had taken the command; 0: it was heard later */
     bool over;
     kvf_status status;
     char *detail; /* the reply's, or the last reason why there is none; NULL: none */
@@ -63,6 +65,7 @@ static asked_rank *rank_by(const asking *a, kvf_route route) {
 /* ---- what comes ------------------------------------------------------------------------------ */
 
 static void take_reply(asking *a, asked_rank *rank, const kvf_reply *reply) {
+    rank->unheard_since = 0;
     if (kvf_refused_for_now(reply->status)) {
         rank->taken = rank->taken || reply->status == KVF_E_AGAIN;
         set_detail(rank, reply->detail);
@@ -94,10 +97,10 @@ static void on_broken(void *context, kvf_route route, kvf_status status, const c
         return;
     if (status == KVF_E_PERMISSION || status == KVF_E_PARSE)
         end(a, rank, status, detail);
-    else if (status == KVF_E_IO && rank->taken)
-        end(a, rank, KVF_E_PEER_LOST, "it ended before it had replied");
     else if (!rank->taken)
         set_detail(rank, detail);
+    else if (status == KVF_E_IO && !rank->unheard_since)
+        rank->unheard_since = kvf_now(&kvf_monotonic);
 }
 
 /* ---- asking ---------------------------------------------------------------------------------- */
@@ -132,6 +135,19 @@ static void give_up(asking *a, uint64_t patience, bool late) {
     }
 }
 
+/* Ends the wait for ranks that have ended. That nobody is there for a moment may be the network. */
+static void give_lost_up(asking *a, uint64_t now, uint64_t *next) {
+    for (uint32_t i = 0; i < a->asked->rank_count; i++) {
+        asked_rank *rank = &a->asked->ranks[i];
+        if (rank->over || !rank->unheard_since)
+            continue;
+        const uint64_t lost = rank->unheard_since + PATIENCE;
+        if (now >= lost)
+            end(a, rank, KVF_E_PEER_LOST, "it ended before it had replied");
+        *next = kvf_min_u64(*next, lost);
+    }
+}
+
 static void run(asking *a, uint64_t patience, uint64_t deadline) {
     const uint64_t first = kvf_add_or_most(kvf_now(&kvf_monotonic), patience);
     const uint64_t last = kvf_add_or_most(kvf_add_or_most(first, deadline), GRACE);
@@ -141,6 +157,7 @@ static void run(asking *a, uint64_t patience, uint64_t deadline) {
         uint64_t now = kvf_now(&kvf_monotonic), next = now < first ? first : last;
         if (now >= first)
             give_up(a, patience, now >= last);
+        give_lost_up(a, now, &next);
         send_due(a, now, &next);
         if (a->open > 0 && !more && !kvf_link_pending(a->link))
             kvf_link_sleep(a->link, now, next);

@@ -428,9 +428,18 @@ static void who_waits_for_replies_sleeps_meanwhile(void **state) {
 
 static void (*breaks)(void *context, kvf_route route, kvf_status status, const char *detail);
 
+static bool heard_again; /* also after the link has broken */
+static kvf_route broken[2];
+
+/* Breaks each link once. */
 static void hear_and_break(void *context, const kvf_letter *letter) {
-    hears(context, letter);
-    breaks(context, letter->route, KVF_E_IO, "its process has ended");
+    const bool again = letter->route == broken[0] || letter->route == broken[1];
+    if (!again || heard_again)
+        hears(context, letter);
+    if (again)
+        return;
+    broken[broken[0] != 0] = letter->route;
+    breaks(context, letter->route, KVF_E_IO, "nobody is there");
 }
 
 static kvf_status open_to_hear_and_break(const kvf_link_options *options, kvf_link **out) {
@@ -443,16 +452,35 @@ static kvf_status open_to_hear_and_break(const kvf_link_options *options, kvf_li
 }
 
 /* The first that is heard of each is that it has the command. */
-static void ranks_that_end_with_the_command_are_not_waited_for(void **state) {
-    (void)state;
-    scene s;
+static kvf_asked *ask_while_links_break(const scene *s, bool again, const kvf_command *command) {
     kvf_link_table breaking = kvf_link_zmq;
     kvf_asked *asked = NULL;
     breaking.open = open_to_hear_and_break;
     opened = 0;
+    heard_again = again;
+    broken[0] = broken[1] = 0;
+    assert_ok(kvf_ask_over(&breaking, &s->w.p.contact, command, PATIENT, &asked));
+    return asked;
+}
+
+static void ranks_that_are_away_for_a_moment_are_waited_for(void **state) {
+    (void)state;
+    scene s;
     open_scene(&s, LOCAL);
-    assert_ok(kvf_ask_over(&breaking, &s.w.p.contact,
-                           COMMAND(.verb = "what is this?", .deadline_ns = 50 * MS), PATIENT, &asked));
+    kvf_asked *asked =
+        ask_while_links_break(&s, true, COMMAND(.verb = "rank 1 refuses", .deadline_ns = PATIENCE_NS));
+    assert_int_equal(reply_of(asked, 0).status, KVF_OK);
+    assert_int_equal(reply_of(asked, 1).status, KVF_E_INVALID);
+    kvf_asked_free(asked);
+    close_scene(&s, PATIENT);
+}
+
+static void ranks_that_end_with_the_command_are_not_waited_for(void **state) {
+    (void)state;
+    scene s;
+    open_scene(&s, LOCAL);
+    kvf_asked *asked =
+        ask_while_links_break(&s, false, COMMAND(.verb = "what is this?", .deadline_ns = 50 * MS));
     for (uint32_t r = 0; r < 2; r++) {
         assert_int_equal(reply_of(asked, r).status, KVF_E_PEER_LOST);
         assert_string_equal(reply_of(asked, r).detail, "it ended before it had replied");
@@ -531,6 +559,7 @@ int main(void) {
         cmocka_unit_test(a_rank_from_which_nothing_is_heard_is_named),
         cmocka_unit_test(all_ranks_from_which_nothing_is_heard_are_named),
         cmocka_unit_test(who_waits_for_replies_sleeps_meanwhile),
+        cmocka_unit_test(ranks_that_are_away_for_a_moment_are_waited_for),
         cmocka_unit_test(ranks_that_end_with_the_command_are_not_waited_for),
         cmocka_unit_test(a_key_without_the_right_is_refused_by_each_rank),
     };
