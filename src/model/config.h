@@ -39,9 +39,11 @@ kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object *
 
 /*
  * Readers. `names` is one name, or several alternative names separated by '|': at most one may be given, or all with
- * the same value. A name with a '.' is the path to a field of an inner object. A field that is null counts as not
- * given. A field of another type, or out of bounds, is an error that names the field, its value and the allowed values.
+ * the same value. A name after '>' counts only if none before it is given. A name with a '.' is the path to a field of
+ * an inner object. A field that is null counts as not given. A field of another type, or out of bounds, is an error that
+ * names the field, its value and the allowed values.
  */
+#define KVF_NAME_ENDS "|>"
 
 /** Whether a field with one of the names exists, even as null. */
 bool kvf_field_exists(const kvf_fields *fields, const char *names);
@@ -280,7 +282,7 @@ typedef struct kvf_family {
     uint32_t caches;           /**< of attention in each layer, which count as layers of their own; 0: one */
 } kvf_family;
 
-/** Whether `word` is one of `words`, which are separated by spaces or '|'. */
+/** Whether `word` is one of `words`, which are separated by spaces, '|' or '>'. */
 bool kvf_config_is_among(const char *word, const char *words);
 
 /** The family of a model_type; NULL when it is not known. */

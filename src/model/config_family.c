@@ -309,10 +309,11 @@ static const kvf_state_fields kimi_delta = {
     .head_dim = "linear_attn_config.head_dim|linear_head_dim",
     .dtype = KVF_DTYPE_F32};
 
+/* In files that transformers saves, head_dim is what is rotated of a head with latents. */
 static const kvf_state_fields bailing_delta = {.kind = KVF_STATE_KDA,
-                                               .conv = "short_conv_kernel_size",
-                                               .heads = "num_attention_heads",
-                                               .head_dim = "head_dim",
+                                               .conv = "short_conv_kernel_size|linear_conv_kernel_dim",
+                                               .heads = "num_attention_heads|linear_num_heads",
+                                               .head_dim = "linear_head_dim>head_dim",
                                                .dtype = KVF_DTYPE_F32};
 
 /* Keys and values have the same number and width: a file that says otherwise contradicts itself. */
@@ -928,7 +929,8 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_HEADS,
      .layers = flagged,
      .other = &mimo_window,
-     .window_names = "sliding_window|sliding_window_size",
+     /* Of files with both, engines read the first one; transformers adds 1 to the other, for the query. */
+     .window_names = "sliding_window_size>sliding_window",
      .v_head_dim = "v_head_dim",
      .head_dim = 192,
      .unused = "attention_chunk_size"},
@@ -1110,7 +1112,7 @@ static const kvf_family families[] = {
 };
 
 bool kvf_config_is_among(const char *word, const char *words) {
-    static const char between[] = " |";
+    static const char between[] = " " KVF_NAME_ENDS;
     size_t length = strlen(word);
     for (const char *p = words; *p; p += strspn(p, between)) {
         size_t here = strcspn(p, between);

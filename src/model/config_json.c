@@ -215,19 +215,20 @@ static const char *written(struct json_object *value) {
     return text ? text : "?";
 }
 
-/* Takes the next of `names` ("a|b|c") into `name`; false when there is none. */
-static bool next_name(const char **names, char *name, size_t room) {
+/* Takes the next of `names` ("a|b>c") into `name`, and the character after it into `after`; false when there is none. */
+static bool next_name(const char **names, char *name, size_t room, char *after) {
     if (!**names)
         return false;
-    size_t length = strcspn(*names, "|");
+    size_t length = strcspn(*names, KVF_NAME_ENDS);
     (void)snprintf(name, room, "%.*s", (int)length, *names);
-    *names += length + ((*names)[length] == '|');
+    *after = (*names)[length];
+    *names += length + (*after != '\0');
     return true;
 }
 
-/* Prints a field's name in messages: a name in `names` ends at '|'. */
+/* Prints a field's name in messages: that at the beginning of `name`. */
 #define NAMED "%s%.*s"
-#define NAME_OF(fields, name) (fields)->prefix, (int)strcspn(name, "|"), name
+#define NAME_OF(fields, name) (fields)->prefix, (int)strcspn(name, KVF_NAME_ENDS), name
 
 /* Follows a path such as "a.b". `value` is NULL if the path ends early or leads to null. */
 static kvf_status follow(const kvf_fields *fields, const char *path, bool *exists,
@@ -252,7 +253,8 @@ static kvf_status follow(const kvf_fields *fields, const char *path, bool *exist
 
 bool kvf_field_exists(const kvf_fields *fields, const char *names) {
     char name[64];
-    while (next_name(&names, name, sizeof name)) {
+    char after;
+    while (next_name(&names, name, sizeof name, &after)) {
         bool exists;
         struct json_object *value;
         if (follow(fields, name, &exists, &value) == KVF_OK && exists)
@@ -266,8 +268,10 @@ kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct js
     *value = NULL;
     const char *found_name = names;
     char candidate[64];
+    char after = '\0';
     const char *rest = names;
-    for (const char *start = rest; next_name(&rest, candidate, sizeof candidate); start = rest) {
+    for (const char *start = rest;
+         !(*value && after == '>') && next_name(&rest, candidate, sizeof candidate, &after); start = rest) {
         struct json_object *here;
         bool exists;
         kvf_status status = follow(fields, candidate, &exists, &here);
@@ -277,8 +281,8 @@ kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct js
             continue;
         if (*value && !json_object_equal(*value, here))
             return kvf_fail(KVF_E_INVALID, "%s%.*s is %.40s, but %s%s is %.40s", fields->prefix,
-                            (int)strcspn(found_name, "|"), found_name, written(*value), fields->prefix,
-                            candidate, written(here));
+                            (int)strcspn(found_name, KVF_NAME_ENDS), found_name, written(*value),
+                            fields->prefix, candidate, written(here));
         if (!*value)
             found_name = start;
         *value = here;
@@ -294,7 +298,7 @@ kvf_field_as_text kvf_field_name(const kvf_fields *fields, const char *names) {
     kvf_field_as_text out;
     if (kvf_field_find(fields, names, &value, &name))
         name = names;
-    (void)snprintf(out.text, sizeof out.text, "%.*s", (int)strcspn(name, "|"), name);
+    (void)snprintf(out.text, sizeof out.text, "%.*s", (int)strcspn(name, KVF_NAME_ENDS), name);
     return out;
 }
 
@@ -396,6 +400,6 @@ kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct
                               uint32_t least, uint32_t most, uint32_t *out) {
     kvf_fields element = *fields;
     char numbered[96];
-    (void)snprintf(numbered, sizeof numbered, "%.*s[%zu]", (int)strcspn(name, "|"), name, i);
+    (void)snprintf(numbered, sizeof numbered, "%.*s[%zu]", (int)strcspn(name, KVF_NAME_ENDS), name, i);
     return number_of(&element, numbered, json_object_array_get_idx(list, i), least, most, out);
 }

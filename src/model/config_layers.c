@@ -63,12 +63,12 @@ static const ratio_row source_ratios[] = {
 static kvf_status settle_count(kvf_config *config, const char *field, size_t count) {
     if (config->layer_count && count != config->layer_count)
         return kvf_fail(KVF_E_INVALID, "%s%.*s describes %zu layers, but %s is %u", config->fields.prefix,
-                        (int)strcspn(field, "|"), field, count,
+                        (int)strcspn(field, KVF_NAME_ENDS), field, count,
                         kvf_field_name(&config->fields, kvf_family_names(config->family)->layers).text,
                         config->layer_count);
     if (count == 0 || count > KVF_MODEL_MAX_LAYERS)
         return kvf_fail(KVF_E_RANGE, "%s%.*s describes %zu layers; allowed: 1 to %u", config->fields.prefix,
-                        (int)strcspn(field, "|"), field, count, KVF_MODEL_MAX_LAYERS);
+                        (int)strcspn(field, KVF_NAME_ENDS), field, count, KVF_MODEL_MAX_LAYERS);
     config->layer_count = (uint32_t)count;
     if (!config->keeps)
         config->keeps = kvf_alloc0(count, sizeof *config->keeps);
@@ -119,7 +119,7 @@ static kvf_status keep_word(kvf_config *config, const char *field, struct json_o
         "%s%.*s[%u] is %.60s; allowed: full_attention, sliding_attention, chunked_attention, "
         "compressed_sparse_attention, heavily_compressed_attention, linear_attention, mamba, conv, "
         "hybrid, mlp and moe",
-        config->fields.prefix, (int)strcspn(field, "|"), field, i, text ? text : "?");
+        config->fields.prefix, (int)strcspn(field, KVF_NAME_ENDS), field, i, text ? text : "?");
 }
 
 static kvf_status apply_words(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {

@@ -105,8 +105,9 @@ static kvf_status read_groups(const kvf_config *config, state_shape *shape) {
     if (!status)
         status = kvf_field_find(fields, names->groups, &value, &given);
     if (!status && shape->heads % shape->groups)
-        status = kvf_fail(KVF_E_INVALID, "%s%.*s is %u, which does not divide %s, %u", fields->prefix,
-                          (int)strcspn(given, "|"), given, shape->groups, names->heads, shape->heads);
+        status =
+            kvf_fail(KVF_E_INVALID, "%s%.*s is %u, which does not divide %s, %u", fields->prefix,
+                     (int)strcspn(given, KVF_NAME_ENDS), given, shape->groups, names->heads, shape->heads);
     return status;
 }
 

@@ -450,6 +450,22 @@ static void ling_3_has_latents_in_the_last_layer_of_each_group(void **state) {
     }
 }
 
+/* As transformers 5.24 saves it: head_dim is the 64 that are rotated; a head of the state is 96 wide. */
+static void ling_3_has_a_states_head_size_of_its_own_when_saved(void **state) {
+    (void)state;
+    kvf_model *model = read_model(TYPE(
+        "bailing_hybrid") ", \"hidden_size\": 2048, \"num_attention_heads\": 16, \"num_hidden_layers\": 6, "
+                          "\"num_key_value_heads\": 16, \"head_dim\": 64, \"kv_lora_rank\": 512, "
+                          "\"qk_rope_head_dim\": 64, \"qk_head_dim\": 192, \"layer_group_size\": 3, "
+                          "\"linear_head_dim\": 96, \"linear_num_heads\": 16, "
+                          "\"linear_conv_kernel_dim\": 4, \"layer_types\": [\"linear_attention\", "
+                          "\"linear_attention\", \"full_attention\", \"linear_attention\", "
+                          "\"linear_attention\", \"full_attention\"]" SHORT_CONV BF16);
+    assert_int_equal(kvf_model_group(model, 0)->parts[0].cell_elements, 576);
+    assert_state(model, 1, 0, 4, 3, 1536, 1536, 16, 9216, KVF_DTYPE_F32);
+    kvf_model_free(model);
+}
+
 static void other_models_of_ling_are_refused_by_name(void **state) {
     (void)state;
     assert_refused(BAILING(", \"num_hidden_layers\": 20, \"layer_group_size\": 5"), KVF_E_UNSUPPORTED,
@@ -561,6 +577,7 @@ int main(void) {
         cmocka_unit_test(blocks_that_say_too_little_or_too_much_are_refused),
         cmocka_unit_test(zamba_2_has_a_state_in_every_layer_and_attention_in_some),
         cmocka_unit_test(ling_3_has_latents_in_the_last_layer_of_each_group),
+        cmocka_unit_test(ling_3_has_a_states_head_size_of_its_own_when_saved),
         cmocka_unit_test(other_models_of_ling_are_refused_by_name),
         cmocka_unit_test(gigachat_3_5_has_latents_and_a_gated_delta_net),
         cmocka_unit_test(alice_ai_has_kv_heads_and_a_delta_state),

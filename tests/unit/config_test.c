@@ -454,6 +454,11 @@ static void mimo_2_has_smaller_values_and_other_heads_in_windows(void **state) {
     assert_layers_of(saved, "FWW");
     assert_heads_of(saved, "full", 2, 12, 8);
     assert_heads_of(saved, "swa", 4, 12, 8);
+    model = read_noted(MIMO("mimo_v2", ", \"hybrid_layer_pattern\": [0, 1, 1], \"sliding_window\": 33, "
+                                       "\"sliding_window_size\": 32"),
+                       NULL);
+    assert_int_equal(group_named(model, "swa")->window_tokens, 32);
+    kvf_model_free(model);
     assert_refused(MIMO("mimo_v2", ", \"hybrid_layer_pattern\": [0, 1, 2]"), KVF_E_RANGE,
                    "hybrid_layer_pattern[2] is 2; allowed: 0 to 1");
     assert_refused(MIMO("mimo_v2", ""), KVF_E_INVALID, "layer_types is missing");
