@@ -155,6 +155,15 @@ static const kvf_layer_rule window_listed_beside_convs[] = {
     END,
 };
 
+static const kvf_layer_rule window_but_every_6th_beside_convs[] = {
+    LAYER_TYPES,
+    {.kind = KVF_RULE_PERIOD,
+     .fallback = 6,
+     .picked = KVF_KEEPS_FULL | KVF_KEEPS_STATE,
+     .others = KVF_KEEPS_WINDOW | KVF_KEEPS_STATE},
+    END,
+};
+
 static const kvf_layer_rule one_of_a_period[] = {
     WORDS("layers_block_type"),
     {.kind = KVF_RULE_OFFSET,
@@ -571,7 +580,8 @@ static const kvf_family families[] = {
     /* Multi-head, grouped-query and multi-query attention, the same in every layer. */
     {.model_types =
          "llama granite granitemoe granitemoeshared olmo olmo2 olmoe flex_olmo cohere phi arcee apertus "
-         "hyperclovax jais2 nanochat aria_text deepseek_ocr2_text hunyuan_v1_dense hunyuan_v1_moe "
+         "apertus1p5 apertus1p5_text hyperclovax jais2 nanochat aria_text deepseek_ocr2_text "
+         "hunyuan_v1_dense hunyuan_v1_moe "
          "hunyuan_vl_text gpt_neox gpt_neox_japanese opt biogpt persimmon diffllama internlm2 baichuan "
          "xverse telechat3 TeleFLM",
      .attention = KVF_ATTENTION_HEADS,
@@ -619,6 +629,17 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .null_kv_heads = true},
+    {.model_types = "granite_docling granite_docling_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .null_kv_heads = true,
+     .kv_heads = 4},
+    /* Its window is one of generated tokens: those of the prompt are kept and seen by all. */
+    {.model_types = "unlimited_ocr unlimited_ocr_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .null_kv_heads = true,
+     .unused = "sliding_window"},
     {.model_types = "glm glm4 hy_v3 solar_open helium grok-1",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
@@ -789,6 +810,11 @@ static const kvf_family families[] = {
      .layers = all_full,
      .window_switch = "use_sliding_window",
      .window_switch_or = true,
+     .head_dim = 128,
+     .window = 513},
+    {.model_types = "kolibri1",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_5th,
      .head_dim = 128,
      .window = 513},
     {.model_types = "laguna",
@@ -978,7 +1004,7 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
      .indexer = &index_keys_of_128},
-    {.model_types = "hy_v4",
+    {.model_types = "hy_v4 hy_v4_vl hy_v4_vl_text",
      .attention = KVF_ATTENTION_LATENT,
      .layers = all_full,
      .indexer = &index_keys_in_every_4th},
@@ -1080,8 +1106,29 @@ static const kvf_family families[] = {
      .state = &gated_delta},
     {.model_types = "lfm2", .attention = KVF_ATTENTION_HEADS, .layers = listed_or_all, .state = &short_conv},
     {.model_types = "lfm2_moe", .attention = KVF_ATTENTION_HEADS, .layers = worded, .state = &short_conv},
+    {.model_types = "lfm3",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .state = &short_conv,
+     .head_dim = 128,
+     .window = 256},
+    {.model_types = "lara_mini",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .state = &gated_delta,
+     .head_dim = 128,
+     .window = 512},
     INKLING("inkling_text", 128),
     INKLING("inkling_model inkling_mm_model", 0),
+    {.model_types = "inkling2 inkling2_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = window_but_every_6th_beside_convs,
+     .other = &inkling_window,
+     .window_names = "sliding_window_size|sliding_window",
+     .state = &four_convs,
+     .unused = "number_of_conv_states n_layers_per_attn_res_block",
+     .head_dim = 128,
+     .window = 1024},
     {.model_types = "kimi_linear kimi_k3",
      .attention = KVF_ATTENTION_LATENT,
      .layers = listed_from_1,

@@ -16,6 +16,7 @@ static const struct {
     {"qwen_sparse_attention", KVF_KEEPS_FULL},
     {"minimax_m3_sparse", KVF_KEEPS_FULL | KVF_KEEPS_INDEXER},
     {"sliding_attention", KVF_KEEPS_WINDOW},
+    {"reference_sliding_attention", KVF_KEEPS_FULL}, /* a window of generated tokens; the prompt is kept */
     {"compressed_sparse_attention", KVF_KEEPS_WINDOW | KVF_KEEPS_SPARSE},
     {"heavily_compressed_attention", KVF_KEEPS_WINDOW | KVF_KEEPS_HEAVY},
     {"chunked_attention", KVF_KEEPS_CHUNK},

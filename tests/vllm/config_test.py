@@ -38,7 +38,9 @@ UNKNOWN_HERE = set(
         "minimax_m3_text muse_spark muse_spark_text step5 step5_vl sdar sdar_moe llada2_moe k2_horizon xllm "
         "nanbeige iquestloopcoder molmo molmo2_text Keye KeyeVL1_5 minicpmv minicpmo kimi_audio phi4mm "
         "RefinedWeb RefinedWebModel telechat3 TeleFLM spark2_5 dory interns2_mobius interns2_mobius_text "
-        "bailing_hybrid bailing_moe_v3_vl gigachat3_5 alice_ai",
+        "bailing_hybrid bailing_moe_v3_vl gigachat3_5 alice_ai apertus1p5 apertus1p5_text granite_docling "
+        "granite_docling_text unlimited_ocr unlimited_ocr_text kolibri1 hy_v4_vl hy_v4_vl_text lfm3 lara_mini "
+        "inkling2 inkling2_text",
     )
 )
 
