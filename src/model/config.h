@@ -235,6 +235,18 @@ typedef struct kvf_window_latent {
     const char *rope; /**< elements that are */
 } kvf_window_latent;
 
+/** Some layers in a row, through which tokens pass several times. Each time leaves a cache. */
+typedef struct kvf_repeated_layers {
+    const char *passes;
+    const char *begin; /**< the first of these layers */
+    const char *end;   /**< the layer after the last of them; NULL: `count` says it */
+    const char *count; /**< how many they are */
+    const char
+        *which; /**< a word that says which passes leave a cache; NULL: all do, or there is no such field */
+    const char *which_last;               /**< the word that says that only the last one does */
+    uint32_t passes_or, begin_or, end_or; /**< the defaults; 0: the field is required */
+} kvf_repeated_layers;
+
 /** A field that must be given, or must have one of some values, because engines keep something else or disagree. */
 typedef struct kvf_supported_field {
     const char *field;     /**< NULL: the end of a list of these */
@@ -266,7 +278,8 @@ typedef struct kvf_family {
     const char *unused;          /**< fields that seem to decide a size, and do not in this family */
     const char *latents_if;      /**< latents only if this flag is true, as it is by default */
     const struct kvf_family *without_latents; /**< what the family is otherwise */
-    const char *loops; /**< tokens pass so many times through the layers, and leave a cache each time */
+    const char *loops; /**< tokens pass so many times through all layers, and leave a cache each time */
+    const kvf_repeated_layers *repeated;  /**< NULL: tokens do not pass several times through some layers */
     const kvf_supported_field *supported; /**< NULL: nothing is refused beforehand */
     bool window_switch_or;                /**< the default of `window_switch` */
     bool last_is_full;                    /**< the last layer has full attention, whatever the rules say */

@@ -451,6 +451,19 @@ static const kvf_size_names zamba_names = {.layers = "num_hidden_layers",
                                            .heads = "num_attention_heads",
                                            .kv_heads = "num_key_value_heads"};
 
+static const kvf_repeated_layers dory_repeated = {.passes = "n_recurrent_loops",
+                                                  .begin = "n_input_layers",
+                                                  .count = "n_recurrent_layers",
+                                                  .which = "recurrent_kv_cache_mode",
+                                                  .which_last = "last_loop"};
+
+static const kvf_repeated_layers inkling_repeated = {.passes = "loop_num_passes|loop_config.num_passes",
+                                                     .begin = "loop_layer_index_start|loop_config.core_start",
+                                                     .end = "loop_layer_index_end|loop_config.core_end",
+                                                     .passes_or = 3,
+                                                     .begin_or = 6,
+                                                     .end_or = 18};
+
 static const kvf_other_heads gemma4_full = {.keeps = KVF_KEEPS_FULL,
                                             .kv_heads = "num_global_key_value_heads",
                                             .kv_heads_if = "attention_k_eq_v",
@@ -546,9 +559,10 @@ static const kvf_supported_field one_direction[] = {
     {0},
 };
 
-/* More loops may share a cache, or not, and not in all layers. */
-static const kvf_supported_field one_loop[] = {
-    {.field = "n_recurrent_loops", .values = "1"},
+/* Engines have different defaults here, too. */
+static const kvf_supported_field recurrent_loops_given[] = {
+    {.field = "n_recurrent_loops", .otherwise = "an unknown number of loops"},
+    {.field = "recurrent_kv_cache_mode", .values = "per_loop last_loop"},
     {0},
 };
 
@@ -568,6 +582,16 @@ static const kvf_supported_field one_loop[] = {
         .model_types = (types), .attention = KVF_ATTENTION_HEADS, .layers = window_listed_beside_convs,      \
         .other = &inkling_window, .window_names = "sliding_window_size|sliding_window",                      \
         .state = &four_convs, .unused = "number_of_conv_states use_sconv", .head_dim = (head), .window = 512 \
+    }
+
+/* Inkling 2, through some of whose layers tokens may pass several times. */
+#define INKLING_2(types, some)                                                                               \
+    {                                                                                                        \
+        .model_types = (types), .attention = KVF_ATTENTION_HEADS,                                            \
+        .layers = window_but_every_6th_beside_convs, .other = &inkling_window, .repeated = (some),           \
+        .window_names = "sliding_window_size|sliding_window", .state = &four_convs,                          \
+        .unused = "number_of_conv_states n_layers_per_attn_res_block loop_gate_rank loop_config.gate_rank",  \
+        .head_dim = 128, .window = 1024                                                                      \
     }
 
 /* The small language models of DeepSeek-OCR and DeepSeek VL 2, which have the name of those with latents. */
@@ -942,8 +966,9 @@ static const kvf_family families[] = {
     {.model_types = "dory",
      .attention = KVF_ATTENTION_HEADS,
      .layers = worded,
-     .supported = one_loop,
-     .unused = "n_input_layers n_recurrent_layers n_output_layers recurrent_kv_cache_mode",
+     .supported = recurrent_loops_given,
+     .repeated = &dory_repeated,
+     .unused = "n_output_layers",
      .head_dim = 256,
      .window = 1024},
     {.model_types = "exaone4 exaone_moe",
@@ -1120,15 +1145,8 @@ static const kvf_family families[] = {
      .window = 512},
     INKLING("inkling_text", 128),
     INKLING("inkling_model inkling_mm_model", 0),
-    {.model_types = "inkling2 inkling2_text",
-     .attention = KVF_ATTENTION_HEADS,
-     .layers = window_but_every_6th_beside_convs,
-     .other = &inkling_window,
-     .window_names = "sliding_window_size|sliding_window",
-     .state = &four_convs,
-     .unused = "number_of_conv_states n_layers_per_attn_res_block",
-     .head_dim = 128,
-     .window = 1024},
+    INKLING_2("inkling2 inkling2_text", NULL),
+    INKLING_2("inkling2_loop inkling2_loop_text", &inkling_repeated),
     {.model_types = "kimi_linear kimi_k3",
      .attention = KVF_ATTENTION_LATENT,
      .layers = listed_from_1,

@@ -166,6 +166,11 @@ static bool is_of_family(const kvf_config *config, const char *name) {
     if (indexer && (is_one(name, indexer->width) || is_one(name, indexer->enabled) ||
                     is_one(name, indexer->no_values) || is_one(name, indexer->tokens)))
         return true;
+    const kvf_repeated_layers *repeated = family->repeated;
+    if (repeated &&
+        (is_one(name, repeated->passes) || is_one(name, repeated->begin) || is_one(name, repeated->end) ||
+         is_one(name, repeated->count) || is_one(name, repeated->which)))
+        return true;
     const kvf_window_latent *latent = family->window_latent;
     if (latent && (is_one(name, latent->rank) || is_one(name, latent->rope)))
         return true;

@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "config_reading.h"
+#include "model/config.h"
 
 static kvf_model *read_model(const char *json) {
     return read_with(json, NULL);
@@ -264,8 +265,49 @@ static void spark_and_dory_have_windows_in_most_layers(void **state) {
     assert_kv_group(model, 1, "swa", 0, 1, 4, 256);
     assert_int_equal(kvf_model_group(model, 1)->window_tokens, 1024);
     kvf_model_free(model);
-    assert_refused(DORY(", \"n_recurrent_loops\": 4"), KVF_E_UNSUPPORTED,
-                   "n_recurrent_loops is 4, not supported for dory; supported: 1");
+    assert_refused(DORY(""), KVF_E_UNSUPPORTED,
+                   "n_recurrent_loops is missing: an unknown number of loops, not supported for dory");
+}
+
+/* Layers 1 and 2, of which 2 has attention, are there again for each further loop: as 4 + 2, 8 + 2 and 12 + 2. */
+static void dorys_loops_leave_a_cache_each_unless_only_the_last_does(void **state) {
+    (void)state;
+    kvf_model *model = read_model(DORY(", \"n_recurrent_loops\": 4"));
+    assert_int_equal(kvf_model_layer_count(model), 16);
+    assert_kv_group(model, 0, "full", 2, 4, 4, 256);
+    assert_kv_group(model, 1, "swa", 0, 1, 4, 256);
+    for (uint32_t loop = 0; loop < 4; loop++)
+        assert_int_equal(kvf_model_group(model, 0)->layers[loop], 4 * loop + 2);
+    kvf_model_free(model);
+    model = read_model(DORY(", \"n_recurrent_loops\": 4, \"recurrent_kv_cache_mode\": \"last_loop\""));
+    assert_int_equal(kvf_model_layer_count(model), 4);
+    assert_kv_group(model, 0, "full", 2, 1, 4, 256);
+    kvf_model_free(model);
+    assert_refused(DORY(", \"n_recurrent_loops\": 4, \"recurrent_kv_cache_mode\": \"first_loop\""),
+                   KVF_E_UNSUPPORTED, "recurrent_kv_cache_mode is first_loop, not supported for dory");
+    assert_refused(DORY(", \"n_recurrent_loops\": 4, \"per_layer_config\": {}"), KVF_E_UNSUPPORTED,
+                   "per_layer_config is given: it is not supported for dory, whose layers are repeated");
+}
+
+static void repeated_layers_must_be_layers(void **state) {
+    (void)state;
+#define LOOPED(fields)                                                                                       \
+    TYPE("dory")                                                                                             \
+    ", \"num_hidden_layers\": 2, \"num_attention_heads\": 16, \"num_key_value_heads\": 4, "                  \
+    "\"layer_types\": [\"full_attention\", \"mlp\"], \"n_recurrent_loops\": 2" fields BF16
+    assert_refused(LOOPED(", \"n_recurrent_layers\": 2"), KVF_E_INVALID, "n_input_layers is missing");
+    assert_refused(LOOPED(", \"n_input_layers\": 0"), KVF_E_INVALID, "n_recurrent_layers is missing");
+    assert_refused(LOOPED(", \"n_input_layers\": 2, \"n_recurrent_layers\": 1"), KVF_E_RANGE,
+                   "n_input_layers is 2; allowed: 0 to 1");
+    assert_refused(LOOPED(", \"n_input_layers\": 1, \"n_recurrent_layers\": 2"), KVF_E_INVALID,
+                   "n_input_layers: the layers from 1 to before 3 are repeated; allowed: at least one, of 2");
+    char json[512];
+    assert_true(snprintf(json, sizeof json,
+                         TYPE("dory") ", \"num_hidden_layers\": 2, \"layer_types\": [\"full_attention\", "
+                                      "\"mlp\"], \"n_input_layers\": 0, \"n_recurrent_layers\": 2, "
+                                      "\"n_recurrent_loops\": %u" BF16,
+                         KVF_MODEL_MAX_LAYERS / 2 + 1) < (int)sizeof json);
+    assert_refused(json, KVF_E_RANGE, "passes through 2 layers are more than");
 }
 
 #define DIFFUSION(fields)                                                                                    \
@@ -570,6 +612,8 @@ int main(void) {
         cmocka_unit_test(dots_1_has_windows_from_a_layer_on),
         cmocka_unit_test(loops_after_the_first_have_windows),
         cmocka_unit_test(spark_and_dory_have_windows_in_most_layers),
+        cmocka_unit_test(dorys_loops_leave_a_cache_each_unless_only_the_last_does),
+        cmocka_unit_test(repeated_layers_must_be_layers),
         cmocka_unit_test(diffusion_gemma_has_other_heads_without_a_flag),
         cmocka_unit_test(what_a_family_may_not_have_is_refused_by_name),
         cmocka_unit_test(latents_are_those_of_deepseek),

@@ -198,6 +198,44 @@ static void inkling_2_keeps_what_inkling_keeps(void **state) {
                   groups);
 }
 
+/* Layers 6 and 7 of 9, of which the first has a window and the second does not, are there three times. */
+static void loops_of_inkling_2_leave_a_cache_each(void **state) {
+    (void)state;
+#define LOOP(more)                                                                                           \
+    TYPE("inkling2_loop_text")                                                                               \
+    ", \"num_hidden_layers\": 9, \"hidden_size\": 512, \"num_attention_heads\": 8, "                         \
+    "\"num_key_value_heads\": 4, \"head_dim\": 64, \"swa_num_attention_heads\": 8, "                         \
+    "\"swa_num_key_value_heads\": 4, \"swa_head_dim\": 64, \"conv_kernel_size\": 4, \"layer_types\": ["      \
+    "\"hybrid_sliding\", \"hybrid_sliding\", \"hybrid_sliding\", \"hybrid_sliding\", "                       \
+    "\"hybrid_sliding\", \"hybrid\", \"hybrid_sliding\", \"hybrid\", \"hybrid_sliding\"]" more "}"
+#define PARTS "k:bf16:4:1x64 v:bf16:4:1x64"
+#define CONVS "conv.k:bf16:256:3x1 conv.v:bf16:256:3x1 conv.attn:bf16:512:3x1 conv.mlp:bf16:512:3x1"
+    static const expected_group groups[] = {
+        {"full", 4, 5, 0, 1, PARTS},
+        {"swa", 9, 0, 1024, 1, PARTS},
+        {"conv", 13, 0, 0, 1, CONVS},
+    };
+    static const char *const said[] = {
+        LOOP(", \"loop_layer_index_end\": 8, \"loop_gate_rank\": 64"),
+        LOOP(", \"loop_config\": {\"core_start\": 6, \"core_end\": 8, \"num_passes\": 3, \"gate_rank\": 64}"),
+    };
+    for (size_t i = 0; i < 2; i++) {
+        kvf_model *model = read_with(said[i], NULL);
+        assert_int_equal(kvf_model_layer_count(model), 27);
+        static const uint32_t full[] = {5, 7, 9 + 7, 18 + 7};
+        assert_memory_equal(kvf_model_group(model, 0)->layers, full, sizeof full);
+        ASSERT_GROUPS(model, groups);
+    }
+    static const expected_group once[] = {
+        {"full", 2, 5, 0, 1, PARTS},
+        {"swa", 7, 0, 1024, 1, PARTS},
+        {"conv", 9, 0, 0, 1, CONVS},
+    };
+    ASSERT_GROUPS(read_with(LOOP(", \"loop_num_passes\": 1"), NULL), once);
+    assert_refused(LOOP(""), KVF_E_INVALID,
+                   "the layers from 6 to before 18 are repeated; allowed: at least one, of 9");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(apertus_1_5_has_a_kv_head_for_each_head_unless_it_says_other),
@@ -208,6 +246,7 @@ int main(void) {
         cmocka_unit_test(lfm_3_has_windows_beside_convolutions),
         cmocka_unit_test(lara_has_windows_beside_a_gated_delta_net),
         cmocka_unit_test(inkling_2_keeps_what_inkling_keeps),
+        cmocka_unit_test(loops_of_inkling_2_leave_a_cache_each),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
