@@ -218,6 +218,7 @@ static kvf_status read_tree(struct json_object *tree, const kvf_config_options *
         status = build(&config, out);
     kvf_free(config.layers);
     kvf_free(config.heads);
+    kvf_free(config.latents);
     kvf_free(config.keeps);
     return status;
 }

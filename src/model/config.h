@@ -235,6 +235,15 @@ typedef struct kvf_window_latent {
     const char *rope; /**< elements that are */
 } kvf_window_latent;
 
+/** How the latents of some layers differ from those of the rest, or are those of a layer before them. */
+typedef struct kvf_latent_layers {
+    const char
+        *rope_flags; /**< a list with 0 for each layer whose latents have no rotated elements, else 1 */
+    const char *rope_every; /**< without the list, the last of so many layers has none */
+    uint32_t rope_every_or; /**< the default of `rope_every` */
+    const char *sources; /**< a list with the layer whose latents each layer reads, itself or one before it */
+} kvf_latent_layers;
+
 /** Some layers in a row, through which tokens pass several times. Each time leaves a cache. */
 typedef struct kvf_repeated_layers {
     const char *passes;
@@ -269,6 +278,8 @@ typedef struct kvf_family {
     const char *window_names;                  /**< NULL: "sliding_window" */
     const char *window_switch;                 /**< the window counts only where this flag is true */
     const kvf_window_latent *window_latent;    /**< NULL: no layer has a latent and a window */
+    const kvf_latent_layers
+        *latent_layers;          /**< NULL: all layers without a window have latents of the same size */
     const char *v_head_dim;      /**< size of a value head, if it differs from that of a key head */
     const char *one_kv_head;     /**< true, as it is by default: all query heads share one KV head */
     const char *one_kv_head_not; /**< unless this flag is true */
@@ -321,6 +332,12 @@ typedef struct kvf_heads {
     uint32_t v_head_dim; /**< of a value head */
 } kvf_heads;
 
+/** The latent of an attention layer. */
+typedef struct kvf_latent {
+    uint32_t rank; /**< elements that are not rotated */
+    uint32_t rope; /**< elements that are */
+} kvf_latent;
+
 /** The indexers of a model. */
 typedef struct kvf_indexer {
     uint32_t width;  /**< elements of a key; 0: there are none */
@@ -336,8 +353,9 @@ typedef struct kvf_config {
     kvf_dtype dtype;                      /**< the model's own */
     uint32_t window_tokens, chunk_tokens; /**< 0: none */
     uint32_t layer_count;
-    kvf_keeps *keeps; /**< [layer] */
-    kvf_heads *heads; /**< [layer], where it has attention with heads */
+    kvf_keeps *keeps;    /**< [layer] */
+    kvf_heads *heads;    /**< [layer], where it has attention with heads */
+    kvf_latent *latents; /**< [layer], where it has attention with latents */
     kvf_indexer indexer;
     uint32_t *layers; /**< room for the layer lists of all groups: [KVF_CONFIG_MAX_GROUPS][layer_count] */
     uint32_t group_count;
@@ -386,10 +404,14 @@ kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_gro
 bool kvf_config_has(const kvf_config *config, kvf_keeps what);
 
 /**
- * Applies `per_layer_config`, which overrides fields for single layers. `heads` may be NULL if the family's attention
- * has none; then no field that decides a size may differ.
+ * Applies `per_layer_config`, which overrides fields for single layers, to the heads or the latents of `config`. Without
+ * both, no field that decides a size may differ.
  */
-kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads);
+kvf_status kvf_config_override_layers(kvf_config *config);
+
+/** Fails because `field` says `said` of all layers of a kind, but per_layer_config `is` of this one. */
+kvf_status kvf_config_layer_differs(const kvf_config *config, const char *field, uint32_t said,
+                                    uint32_t layer, uint32_t is);
 
 /** Reads block `i` of the list `name`: it keeps full attention, or nothing if it has no attention. */
 kvf_status kvf_config_block_keeps(const kvf_config *config, const char *name, struct json_object *list,
@@ -416,7 +438,7 @@ kvf_status kvf_config_add_attention(kvf_config *config);
 kvf_status kvf_config_add_state(kvf_config *config);
 kvf_status kvf_config_add_stream_conv(kvf_config *config);
 
-/** Add the groups of attention layers with latents, or with compressed ones, after kvf_config_override_heads(). */
+/** Add the groups of attention layers with latents, or, after kvf_config_override_layers(), with compressed ones. */
 kvf_status kvf_config_add_latents(kvf_config *config);
 kvf_status kvf_config_add_compressed(kvf_config *config);
 

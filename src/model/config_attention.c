@@ -167,12 +167,6 @@ static kvf_status read_other_heads(const kvf_config *config, const kvf_heads *al
                   : read_size(config, names->v_head_dim, KVF_CONFIG_MAX_WIDTH, &given, &heads->v_head_dim);
 }
 
-static kvf_status differ(const kvf_config *config, const char *field, uint32_t said, uint32_t layer,
-                         uint32_t is) {
-    return kvf_fail(KVF_E_INVALID, "%s%s is %u, but per_layer_config says %u for layer %u",
-                    config->fields.prefix, field, said, is, layer);
-}
-
 /* A configuration may give the heads of such layers in both ways, which must then agree. */
 static kvf_status check_other_heads(const kvf_config *config, const other_heads *other) {
     for (uint32_t i = 0; i < config->layer_count; i++) {
@@ -180,9 +174,11 @@ static kvf_status check_other_heads(const kvf_config *config, const other_heads 
             continue;
         const kvf_heads *is = &config->heads[i];
         if (other->head_dim_given && is->head_dim != other->heads.head_dim)
-            return differ(config, config->family->other->head_dim, other->heads.head_dim, i, is->head_dim);
+            return kvf_config_layer_differs(config, config->family->other->head_dim, other->heads.head_dim, i,
+                                            is->head_dim);
         if (other->kv_heads_given && is->kv_heads != other->heads.kv_heads)
-            return differ(config, config->family->other->kv_heads, other->heads.kv_heads, i, is->kv_heads);
+            return kvf_config_layer_differs(config, config->family->other->kv_heads, other->heads.kv_heads, i,
+                                            is->kv_heads);
     }
     return KVF_OK;
 }
@@ -212,7 +208,7 @@ static kvf_status read_heads(kvf_config *config) {
     if (config->family->blocks)
         status = kvf_config_block_heads(config, config->family->blocks);
     if (!status)
-        status = kvf_config_override_heads(config, config->heads);
+        status = kvf_config_override_layers(config);
     return status || !by_layer ? status : check_other_heads(config, &other);
 }
 
@@ -307,9 +303,8 @@ kvf_status kvf_config_add_attention(kvf_config *config) {
     bool attention = kvf_config_has(config, KVF_KEEPS_ATTENTION);
     if (attention && config->family->attention == KVF_ATTENTION_HEADS)
         return add_head_groups(config);
-    kvf_status status = kvf_config_override_heads(config, NULL);
-    if (status || !attention)
-        return status;
-    return config->family->attention == KVF_ATTENTION_COMPRESSED ? kvf_config_add_compressed(config)
-                                                                 : kvf_config_add_latents(config);
+    if (attention && config->family->attention == KVF_ATTENTION_LATENT)
+        return kvf_config_add_latents(config);
+    kvf_status status = kvf_config_override_layers(config);
+    return status || !attention ? status : kvf_config_add_compressed(config);
 }

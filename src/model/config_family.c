@@ -418,6 +418,11 @@ static const kvf_size_names longcat_names = {.layers = "num_layers",
 static const kvf_window_latent dots_window_latent = {.rank = "swa_kv_lora_rank",
                                                      .rope = "swa_qk_rope_head_dim"};
 
+static const kvf_latent_layers mistral_latents = {.rope_flags = "no_rope_layers",
+                                                  .rope_every = "no_rope_layer_interval",
+                                                  .rope_every_or = 4,
+                                                  .sources = "kv_source_layers"};
+
 static const kvf_size_names gpt_neo_names = {.layers = "num_layers|num_hidden_layers",
                                              .hidden = "hidden_size",
                                              .heads = "num_heads|num_attention_heads",
@@ -556,6 +561,12 @@ static const kvf_supported_field no_windows[] = {
 /* In both directions, only part of the window is behind a token. */
 static const kvf_supported_field one_direction[] = {
     {.field = "use_bidirectional_attention", .values = "vision"},
+    {0},
+};
+
+/* vLLM has no such models; transformers keeps no keys of indexers for them. */
+static const kvf_supported_field dsa_only[] = {
+    {.field = "use_dsa", .values = "true"},
     {0},
 };
 
@@ -1040,12 +1051,18 @@ static const kvf_family families[] = {
      .names = &longcat_names,
      .caches = 2,
      .unused = "num_hidden_layers ffn_hidden_size expert_ffn_hidden_size mla_scale_kv_lora"},
-    {.model_types = "dots3_note",
+    {.model_types = "mistral_large4 mistral_large4_text",
+     .attention = KVF_ATTENTION_LATENT,
+     .layers = all_full,
+     .indexer = &index_keys_of_128,
+     .latent_layers = &mistral_latents},
+    {.model_types = "dots3_note dots3_note_text",
      .attention = KVF_ATTENTION_LATENT,
      .layers = worded,
      .indexer = &index_keys_of_128,
      .window_latent = &dots_window_latent,
-     .window_names = "sliding_window_size",
+     .window_names = "sliding_window_size|sliding_window",
+     .supported = dsa_only,
      .unused =
          "swa_num_attention_heads swa_num_key_value_heads swa_v_head_dim swa_qk_nope_head_dim swa_head_dim "
          "swa_q_lora_rank",

@@ -16,6 +16,8 @@
  * A compressor's row is what a token adds to the entries it goes into: for each of them, as many elements as the entry
  * has, and as many scores that weigh them. Its window has the tokens that the next entry is made of.
  */
+#include <stdio.h>
+
 #include "model/config.h"
 
 /* Engines sum what goes into an entry in single precision. */
@@ -35,65 +37,212 @@ static void add_latent(kvf_config *config, uint32_t width) {
     kvf_config_add_row(config, "latent", dtype, width, 0);
 }
 
-/* Adds the layers with attention that have an indexer of their own, or those that have none. */
-static void add_latents(kvf_config *config, const char *name, uint32_t width, bool with_indexer) {
-    (void)kvf_config_add_group(config, name, KVF_GROUP_TOKENS);
-    for (uint32_t i = 0; i < config->layer_count; i++)
-        if ((config->keeps[i] & KVF_KEEPS_FULL) && !(config->keeps[i] & KVF_KEEPS_INDEXER) == !with_indexer)
-            kvf_config_add_layer(config, i);
-    add_latent(config, width);
-}
+/* ---- the latent of each layer ------------------------------------------------------------------ */
 
-/* Keys of single tokens are beside the latents of the layers that have them. */
-static void add_full(kvf_config *config, uint32_t width) {
-    bool indexer = config->indexer.width > 0;
-    if (!indexer || config->indexer.tokens > 1) {
-        (void)kvf_config_add_group(config, "mla", KVF_GROUP_TOKENS);
-        kvf_config_add_layers(config, KVF_KEEPS_FULL);
-        add_latent(config, width);
-        if (indexer)
-            kvf_config_add_indexer(config);
-        return;
-    }
-    bool shared = false;
-    for (uint32_t i = 0; i < config->layer_count; i++)
-        shared = shared || ((config->keeps[i] & KVF_KEEPS_FULL) && !(config->keeps[i] & KVF_KEEPS_INDEXER));
-    add_latents(config, "mla", width, true);
-    kvf_config_add_indexer_key(config, 1);
-    if (shared)
-        add_latents(config, "mla.2", width, false);
-}
-
-static kvf_status add_windowed(kvf_config *config) {
+/* Sets the latents of the layers with a window, unless single layers are described. */
+static kvf_status read_windowed(kvf_config *config) {
     const kvf_window_latent *names = config->family->window_latent;
-    uint32_t rank = 0;
-    uint32_t rope = 0;
-    kvf_status status = kvf_field_need(&config->fields, names->rank, 1, KVF_CONFIG_MAX_WIDTH, 0, &rank);
+    kvf_latent latent = {0};
+    if (!names || !kvf_config_has(config, KVF_KEEPS_WINDOW) ||
+        kvf_field_exists(&config->fields, "per_layer_config"))
+        return KVF_OK;
+    kvf_status status =
+        kvf_field_need(&config->fields, names->rank, 1, KVF_CONFIG_MAX_WIDTH, 0, &latent.rank);
     if (!status)
-        status = kvf_field_need(&config->fields, names->rope, 0, KVF_CONFIG_MAX_WIDTH, 0, &rope);
+        status = kvf_field_need(&config->fields, names->rope, 0, KVF_CONFIG_MAX_WIDTH, 0, &latent.rope);
+    for (uint32_t i = 0; i < config->layer_count && !status; i++)
+        if (config->keeps[i] & KVF_KEEPS_WINDOW)
+            config->latents[i] = latent;
+    return status;
+}
+
+/* Latents of layers with a window may be given in both ways, which must then agree. */
+static kvf_status check_windowed(const kvf_config *config) {
+    const kvf_window_latent *names = config->family->window_latent;
+    kvf_latent said = {0};
+    bool rank_given = false;
+    bool rope_given = false;
+    kvf_status status = names ? kvf_field_number(&config->fields, names->rank, 1, KVF_CONFIG_MAX_WIDTH,
+                                                 &rank_given, &said.rank)
+                              : KVF_OK;
+    if (!status && names)
+        status =
+            kvf_field_number(&config->fields, names->rope, 0, KVF_CONFIG_MAX_WIDTH, &rope_given, &said.rope);
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        const kvf_latent *is = &config->latents[i];
+        if (!(config->keeps[i] & KVF_KEEPS_WINDOW))
+            continue;
+        if (rank_given && is->rank != said.rank)
+            return kvf_config_layer_differs(config, names->rank, said.rank, i, is->rank);
+        if (rope_given && is->rope != said.rope)
+            return kvf_config_layer_differs(config, names->rope, said.rope, i, is->rope);
+    }
+    return status;
+}
+
+/* The list may be longer than the model. */
+static kvf_status read_flags(kvf_config *config, const char *field, struct json_object *list) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        uint32_t rotates = 0;
+        status = kvf_element_number(&config->fields, field, list, i, 0, 1, &rotates);
+        if (!rotates)
+            config->latents[i].rope = 0;
+    }
+    return status;
+}
+
+static kvf_status read_unrotated(kvf_config *config) {
+    const kvf_latent_layers *names = config->family->latent_layers;
+    const char *field;
+    struct json_object *list = NULL;
+    bool given;
+    if (!names)
+        return KVF_OK;
+    uint32_t every = names->rope_every_or;
+    kvf_status status = kvf_field_list(&config->fields, names->rope_flags, &list, &field);
+    if (!status && list)
+        return read_flags(config, field, list);
+    if (!status)
+        status =
+            kvf_field_number(&config->fields, names->rope_every, 1, KVF_MODEL_MAX_LAYERS, &given, &every);
+    for (uint32_t i = every - 1; i < config->layer_count && !status; i += every)
+        config->latents[i].rope = 0;
+    return status;
+}
+
+/* Sets the latent of each layer. */
+static kvf_status read_latents(kvf_config *config) {
+    kvf_latent all = {0};
+    kvf_status status =
+        kvf_field_need(&config->fields, "kv_lora_rank", 1, KVF_CONFIG_MAX_WIDTH, 0, &all.rank);
+    if (!status)
+        status = kvf_field_need(&config->fields, "qk_rope_head_dim", 0, KVF_CONFIG_MAX_WIDTH, 0, &all.rope);
     if (status)
         return status;
-    kvf_config_add_group(config, "swa", KVF_GROUP_TOKENS)->window_tokens = config->window_tokens;
-    kvf_config_add_layers(config, KVF_KEEPS_WINDOW);
-    add_latent(config, rank + rope);
+    config->latents = kvf_alloc(config->layer_count, sizeof *config->latents);
+    if (!config->latents)
+        return kvf_nomem("the layers of a configuration");
+    for (uint32_t i = 0; i < config->layer_count; i++)
+        config->latents[i] = all;
+    status = read_windowed(config);
+    if (!status)
+        status = read_unrotated(config);
+    if (!status)
+        status = kvf_config_override_layers(config);
+    return status ? status : check_windowed(config);
+}
+
+/* ---- layers that read the latents of others ------------------------------------------------------ */
+
+/* Such a layer keeps no latent. It may keep the key of an indexer. */
+static kvf_status drop_readers(kvf_config *config) {
+    const kvf_fields *fields = &config->fields;
+    struct json_object *list = NULL;
+    const char *name = NULL;
+    kvf_status status = config->family->latent_layers
+                            ? kvf_field_list(fields, config->family->latent_layers->sources, &list, &name)
+                            : KVF_OK;
+    if (status || !list)
+        return status;
+    if (json_object_array_length(list) != config->layer_count)
+        return kvf_fail(KVF_E_INVALID, "%s%s describes %zu layers, but the model has %u", fields->prefix,
+                        name, json_object_array_length(list), config->layer_count);
+    for (uint32_t i = 0; i < config->layer_count && !status; i++) {
+        uint32_t source = 0;
+        status = kvf_element_number(fields, name, list, i, 0, i, &source);
+        if (!status && source != i && !(config->keeps[source] & KVF_KEEPS_FULL))
+            return kvf_fail(KVF_E_INVALID, "%s%s[%u] is %u, a layer that has no latents of its own",
+                            fields->prefix, name, i, source);
+        if (!status && source != i)
+            config->keeps[i] &= ~KVF_KEEPS_FULL;
+    }
+    return status;
+}
+
+/* ---- groups of latents ------------------------------------------------------------------------- */
+
+static uint32_t width_of(const kvf_config *config, uint32_t layer) {
+    return config->latents[layer].rank + config->latents[layer].rope; /* each at most 2^24 */
+}
+
+/* Whether keys of single tokens are beside the latents of the layers that have them. */
+static bool keys_are_beside(const kvf_config *config) {
+    return config->indexer.width && config->indexer.tokens == 1;
+}
+
+static bool same_rows(const kvf_config *config, uint32_t a, uint32_t b) {
+    return width_of(config, a) == width_of(config, b) &&
+           (!keys_are_beside(config) || ((config->keeps[a] ^ config->keeps[b]) & KVF_KEEPS_INDEXER) == 0);
+}
+
+/* The next layer from `from` on that keeps `what` in rows that no layer before it has; layer_count if none. */
+static uint32_t next_rows(const kvf_config *config, kvf_keeps what, uint32_t from) {
+    for (uint32_t i = from; i < config->layer_count; i++) {
+        uint32_t before = 0;
+        while (before < i && !((config->keeps[before] & what) && same_rows(config, before, i)))
+            before++;
+        if ((config->keeps[i] & what) && before == i)
+            return i;
+    }
+    return config->layer_count;
+}
+
+/* Adds a group for each kind of rows that layers keep: `name`, and if they differ `name`.2 ... */
+static kvf_status add_latents(kvf_config *config, const char *name, kvf_keeps what) {
+    uint32_t number = 1;
+    for (uint32_t first = next_rows(config, what, 0); first < config->layer_count;
+         first = next_rows(config, what, first + 1), number++) {
+        char numbered[KVF_CONFIG_GROUP_NAME_BYTES];
+        (void)snprintf(numbered, sizeof numbered, number > 1 ? "%s.%u" : "%s", name, number);
+        if (config->group_count == KVF_CONFIG_MAX_HEAD_GROUPS)
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "%sper_layer_config makes more than %u groups of layers with the same latents",
+                            config->fields.prefix, KVF_CONFIG_MAX_HEAD_GROUPS);
+        kvf_group_desc *group = kvf_config_add_group(config, numbered, KVF_GROUP_TOKENS);
+        group->window_tokens = what == KVF_KEEPS_WINDOW ? config->window_tokens : 0;
+        for (uint32_t i = first; i < config->layer_count; i++)
+            if ((config->keeps[i] & what) && same_rows(config, i, first))
+                kvf_config_add_layer(config, i);
+        add_latent(config, width_of(config, first));
+        if (keys_are_beside(config) && (config->keeps[first] & KVF_KEEPS_INDEXER))
+            kvf_config_add_indexer_key(config, 1);
+    }
     return KVF_OK;
 }
 
+/* Adds the keys of indexers whose layers keep no latents. */
+static void add_keys_alone(kvf_config *config) {
+    bool any = false;
+    for (uint32_t i = 0; i < config->layer_count; i++) {
+        if (!(config->keeps[i] & KVF_KEEPS_INDEXER) || (config->keeps[i] & KVF_KEEPS_FULL))
+            continue;
+        if (!any)
+            (void)kvf_config_add_group(config, "indexer", KVF_GROUP_TOKENS);
+        any = true;
+        kvf_config_add_layer(config, i);
+    }
+    if (any)
+        kvf_config_add_indexer_key(config, 0);
+}
+
 kvf_status kvf_config_add_latents(kvf_config *config) {
-    uint32_t rank = 0;
-    uint32_t rope = 0;
-    kvf_status status = kvf_field_need(&config->fields, "kv_lora_rank", 1, KVF_CONFIG_MAX_WIDTH, 0, &rank);
-    if (!status)
-        status = kvf_field_need(&config->fields, "qk_rope_head_dim", 0, KVF_CONFIG_MAX_WIDTH, 0, &rope);
+    kvf_status status = read_latents(config);
     if (!status)
         status = refuse_scales(config);
     if (!status)
         status = kvf_config_read_indexer(config);
+    if (!status)
+        status = drop_readers(config);
+    if (!status)
+        status = add_latents(config, "mla", KVF_KEEPS_FULL);
     if (status)
         return status;
-    if (kvf_config_has(config, KVF_KEEPS_FULL))
-        add_full(config, rank + rope); /* each at most 2^24 */
-    return kvf_config_has(config, KVF_KEEPS_WINDOW) ? add_windowed(config) : KVF_OK;
+    if (keys_are_beside(config))
+        add_keys_alone(config);
+    else if (config->indexer.width && kvf_config_has(config, KVF_KEEPS_INDEXER))
+        kvf_config_add_indexer(config);
+    return add_latents(config, "swa", KVF_KEEPS_WINDOW);
 }
 
 /* ---- compressed latents ---------------------------------------------------------------------- */

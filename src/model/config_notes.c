@@ -174,6 +174,10 @@ static bool is_of_family(const kvf_config *config, const char *name) {
     const kvf_window_latent *latent = family->window_latent;
     if (latent && (is_one(name, latent->rank) || is_one(name, latent->rope)))
         return true;
+    const kvf_latent_layers *layers = family->latent_layers;
+    if (layers && (is_one(name, layers->rope_flags) || is_one(name, layers->rope_every) ||
+                   is_one(name, layers->sources)))
+        return true;
     const kvf_stream_conv_fields *streams = family->stream_conv;
     if (streams && (is_one(name, streams->layers) || is_one(name, streams->taps) ||
                     is_one(name, streams->dilation) || is_one(name, streams->streams)))

@@ -2,8 +2,8 @@
  * Overrides for single layers: per_layer_config, which has an object for each layer that differs, such as {"05":
  * {"head_dim": 512, "num_key_value_heads": 2}}.
  *
- * Layers may differ in heads, KV heads and head size. Any other field that decides a size is refused if its value
- * differs from that of the whole configuration.
+ * Layers may differ in heads, KV heads and head size, or in the size of a latent. Any other field that decides a size is
+ * refused if its value differs from that of the whole configuration.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -15,6 +15,8 @@ static const char query_heads_field[] = "num_attention_heads";
 static const char kv_heads_field[] = "num_key_value_heads";
 static const char head_dim_field[] = "head_dim";
 static const char v_head_dim_field[] = "v_head_dim";
+static const char rank_field[] = "kv_lora_rank";
+static const char rope_field[] = "qk_rope_head_dim";
 
 kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefix, const char *kv_names,
                                      const char *query_names, const kvf_heads *heads) {
@@ -54,6 +56,29 @@ static kvf_status read_heads(const kvf_config *config, const kvf_fields *layer, 
                : kvf_config_check_kv_heads(config, layer->prefix, kv_heads_field, query_heads_field, heads);
 }
 
+kvf_status kvf_config_layer_differs(const kvf_config *config, const char *field, uint32_t said,
+                                    uint32_t layer, uint32_t is) {
+    return kvf_fail(KVF_E_INVALID, "%s%s is %u, but per_layer_config says %u for layer %u",
+                    config->fields.prefix, field, said, is, layer);
+}
+
+static kvf_status read_latent(const kvf_fields *layer, kvf_latent *latent) {
+    bool given;
+    kvf_status status = read_number(layer, rank_field, KVF_CONFIG_MAX_WIDTH, &latent->rank);
+    return status ? status
+                  : kvf_field_number(layer, rope_field, 0, KVF_CONFIG_MAX_WIDTH, &given, &latent->rope);
+}
+
+/* Whether a layer's latent is read from this field, or the field decides nothing where there is a latent. */
+static bool is_of_latent(const kvf_config *config, uint32_t layer, const char *name) {
+    const kvf_size_names *names = kvf_family_names(config->family);
+    if (strcmp(name, rank_field) == 0 || strcmp(name, rope_field) == 0)
+        return true;
+    return (config->keeps[layer] & KVF_KEEPS_ATTENTION) && !(config->keeps[layer] & KVF_KEEPS_STATE) &&
+           (kvf_config_is_among(name, names->heads) || kvf_config_is_among(name, names->kv_heads) ||
+            kvf_config_is_among(name, kvf_family_head_dim_names(config->family)));
+}
+
 /* Whether a layer's heads are read from this field. */
 static bool is_of_heads(const kvf_config *config, const char *name) {
     return strcmp(name, query_heads_field) == 0 || strcmp(name, kv_heads_field) == 0 ||
@@ -70,7 +95,7 @@ static kvf_status check_skip(const kvf_fields *layer, struct json_object *value)
                     written(value));
 }
 
-/* Checks a field of a layer that its heads are not read from. */
+/* Checks a field of a layer that neither heads nor a latent are read from. */
 static kvf_status check_other(kvf_config *config, const kvf_fields *layer, const char *name,
                               struct json_object *value) {
     if (strcmp(name, "skip") == 0)
@@ -98,15 +123,18 @@ static kvf_status check_other(kvf_config *config, const kvf_fields *layer, const
     return KVF_OK;
 }
 
-static kvf_status override_layer(kvf_config *config, const kvf_fields *layer, kvf_heads *heads) {
+static kvf_status override_layer(kvf_config *config, const kvf_fields *layer, uint32_t i) {
     json_object_object_foreach(layer->object, name, value) {
-        if (heads && is_of_heads(config, name))
+        if ((config->heads && is_of_heads(config, name)) ||
+            (config->latents && is_of_latent(config, i, name)))
             continue;
         kvf_status status = check_other(config, layer, name, value);
         if (status)
             return status;
     }
-    return heads ? read_heads(config, layer, heads) : KVF_OK;
+    if (config->latents)
+        return read_latent(layer, &config->latents[i]);
+    return config->heads ? read_heads(config, layer, &config->heads[i]) : KVF_OK;
 }
 
 /* The layer that a field's name stands for: its number, perhaps with leading zeros. */
@@ -121,8 +149,7 @@ static kvf_status layer_of(const kvf_config *config, const kvf_fields *layers, c
     return KVF_OK;
 }
 
-static kvf_status override_layers(kvf_config *config, const kvf_fields *layers, kvf_heads *heads,
-                                  bool *seen) {
+static kvf_status override_layers(kvf_config *config, const kvf_fields *layers, bool *seen) {
     json_object_object_foreach(layers->object, name, value) {
         (void)value;
         uint32_t i = 0;
@@ -134,7 +161,7 @@ static kvf_status override_layers(kvf_config *config, const kvf_fields *layers, 
         if (!status)
             status = kvf_field_object(layers, name, &layer);
         if (!status && layer.object)
-            status = override_layer(config, &layer, heads ? &heads[i] : NULL);
+            status = override_layer(config, &layer, i);
         if (status)
             return status;
         seen[i] = true;
@@ -142,7 +169,7 @@ static kvf_status override_layers(kvf_config *config, const kvf_fields *layers, 
     return KVF_OK;
 }
 
-kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads) {
+kvf_status kvf_config_override_layers(kvf_config *config) {
     kvf_fields layers;
     kvf_status status = kvf_field_object(&config->fields, "per_layer_config", &layers);
     if (status || !layers.object)
@@ -150,7 +177,7 @@ kvf_status kvf_config_override_heads(kvf_config *config, kvf_heads *heads) {
     bool *seen = kvf_alloc0(config->layer_count, sizeof *seen);
     if (!seen)
         return kvf_nomem("the layers of a configuration");
-    status = override_layers(config, &layers, heads, seen);
+    status = override_layers(config, &layers, seen);
     kvf_free(seen);
     return status;
 }

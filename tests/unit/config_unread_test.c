@@ -130,9 +130,15 @@ static void layers_that_cannot_be_are_refused(void **state) {
     assert_refused(GEMMA(", \"per_layer_config\": [1]"), KVF_E_INVALID,
                    "per_layer_config is [1]; it must be an object");
     assert_refused("{\"model_type\": \"deepseek_v3\", \"dtype\": \"bfloat16\", \"num_hidden_layers\": 2, "
-                   "\"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64, \"per_layer_config\": "
-                   "{\"1\": {\"kv_lora_rank\": 256}}}",
-                   KVF_E_UNSUPPORTED, "per_layer_config.1.kv_lora_rank is 256, but kv_lora_rank is 512");
+                   "\"kv_lora_rank\": 512, \"qk_rope_head_dim\": 64, \"index_head_dim\": 128, "
+                   "\"per_layer_config\": {\"1\": {\"index_head_dim\": 256}}}",
+                   KVF_E_UNSUPPORTED, "per_layer_config.1.index_head_dim is 256, but index_head_dim is 128");
+    assert_refused("{\"model_type\": \"bailing_hybrid\", \"dtype\": \"bfloat16\", \"num_hidden_layers\": 2, "
+                   "\"hidden_size\": 64, \"num_attention_heads\": 4, \"kv_lora_rank\": 512, "
+                   "\"qk_rope_head_dim\": 64, \"layer_group_size\": 2, \"short_conv_kernel_size\": 4, "
+                   "\"head_dim\": 16, \"per_layer_config\": {\"0\": {\"num_attention_heads\": 8}}}",
+                   KVF_E_UNSUPPORTED,
+                   "per_layer_config.0.num_attention_heads is 8, but num_attention_heads is 4");
     assert_refused("{\"model_type\": \"mimo_v2\", \"dtype\": \"bfloat16\", \"num_hidden_layers\": 1, "
                    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"head_dim\": 4, "
                    "\"v_head_dim\": 2, \"hybrid_layer_pattern\": [0], \"per_layer_config\": {}}",

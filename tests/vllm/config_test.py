@@ -40,7 +40,8 @@ UNKNOWN_HERE = set(
         "RefinedWeb RefinedWebModel telechat3 TeleFLM spark2_5 dory interns2_mobius interns2_mobius_text "
         "bailing_hybrid bailing_moe_v3_vl gigachat3_5 alice_ai apertus1p5 apertus1p5_text granite_docling "
         "granite_docling_text unlimited_ocr unlimited_ocr_text kolibri1 hy_v4_vl hy_v4_vl_text lfm3 lara_mini "
-        "inkling2 inkling2_text inkling2_loop inkling2_loop_text",
+        "inkling2 inkling2_text inkling2_loop inkling2_loop_text "
+        "dots3_note_text mistral_large4 mistral_large4_text",
     )
 )
 
