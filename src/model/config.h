@@ -301,6 +301,8 @@ typedef struct kvf_family {
     uint32_t heads;
     uint32_t kv_heads; /**< KVF_AS_MANY_AS_HEADS: as many as there are heads */
     uint32_t head_dim; /**< 0: when not given, the hidden size divided by the heads */
+    uint32_t
+        head_dim_disputed; /**< the default of some engines, where others divide: both must be the same */
     uint32_t window, chunk;
     uint32_t shared_layers_or; /**< the default of `shared_layers` */
     uint32_t caches;           /**< of attention in each layer, which count as layers of their own; 0: one */

@@ -57,6 +57,17 @@ static kvf_status read_kv_heads(const kvf_config *config, kvf_heads *heads) {
     return check_kv_heads(config, heads);
 }
 
+/* Engines may not agree on a head's size that is missing: one may have a default where another divides. */
+static kvf_status check_disputed(const kvf_config *config, const char *names, uint32_t divided) {
+    uint32_t disputed = config->family->head_dim_disputed;
+    if (disputed && disputed != divided && !kvf_field_exists(&config->fields, names))
+        return kvf_fail(
+            KVF_E_INVALID,
+            "%shead_dim is missing: some engines take %u for %.64s, others divide, which makes %u",
+            config->fields.prefix, disputed, config->fields.family, divided);
+    return KVF_OK;
+}
+
 static kvf_status read_head_dim(const kvf_config *config, kvf_heads *heads) {
     const char *names = kvf_family_head_dim_names(config->family);
     const kvf_size_names *sizes = kvf_family_names(config->family);
@@ -84,7 +95,7 @@ static kvf_status read_head_dim(const kvf_config *config, kvf_heads *heads) {
                         config->fields.prefix, kvf_field_name(&config->fields, sizes->heads).text,
                         heads->query_heads, kvf_field_name(&config->fields, sizes->hidden).text, hidden);
     heads->head_dim = hidden / heads->query_heads;
-    return KVF_OK;
+    return check_disputed(config, names, heads->head_dim);
 }
 
 static kvf_status read_v_head_dim(const kvf_config *config, kvf_heads *heads) {

@@ -564,6 +564,11 @@ static const kvf_supported_field one_direction[] = {
     {0},
 };
 
+static const kvf_supported_field head_dim_given[] = {
+    {.field = "head_dim", .otherwise = "an unknown size of a head, for engines disagree"},
+    {0},
+};
+
 /* vLLM has no such models; transformers keeps no keys of indexers for them. */
 static const kvf_supported_field dsa_only[] = {
     {.field = "use_dsa", .values = "true"},
@@ -624,10 +629,19 @@ static const kvf_family families[] = {
      .kv_heads = KVF_AS_MANY_AS_HEADS},
     {.model_types =
          "stablelm nemotron glm4_moe glm4v_moe_text glm_ocr_text ernie4_5_moe ernie4_5_vl_moe_text "
-         "emu3_text_model chameleon internlm3 deepseek orion phi3small iquestcoder sarvam_moe "
-         "param2moe bailing_moe bailing_moe_v2 PanguEmbedded",
+         "emu3_text_model chameleon deepseek orion phi3small param2moe bailing_moe bailing_moe_v2 "
+         "PanguEmbedded",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full},
+    {.model_types = "internlm3 iquestcoder",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .null_kv_heads = true,
+     .head_dim_disputed = 128},
+    {.model_types = "sarvam_moe",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .head_dim_disputed = 64},
     {.model_types = "sdar sdar_moe llada2_moe",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
@@ -648,11 +662,17 @@ static const kvf_family families[] = {
      .window = 64,
      .loops = "loop_num",
      .supported = loops_given},
-    {.model_types = "molmo molmo2_text",
+    {.model_types = "molmo",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .null_kv_heads = true,
-     .unused = "embedding_size rope_scaling_layers"},
+     .unused = "embedding_size"},
+    {.model_types = "molmo2_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .null_kv_heads = true,
+     .unused = "embedding_size rope_scaling_layers",
+     .head_dim = 128},
     {.model_types = "Keye KeyeVL1_5 minicpmv minicpmo kimi_audio",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
@@ -736,7 +756,7 @@ static const kvf_family families[] = {
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .names = &exaone_names,
-     .kv_heads = KVF_AS_MANY_AS_HEADS},
+     .null_kv_heads = true},
     {.model_types = "chatglm",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
@@ -834,7 +854,11 @@ static const kvf_family families[] = {
      .layers = all_full,
      .head_dim = 128,
      .window = 1024},
-    {.model_types = "beam muse_spark muse_spark_text", .attention = KVF_ATTENTION_HEADS, .layers = worded},
+    {.model_types = "beam", .attention = KVF_ATTENTION_HEADS, .layers = worded, .head_dim_disputed = 128},
+    {.model_types = "muse_spark muse_spark_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = worded,
+     .supported = head_dim_given},
     {.model_types = "muse_glimmer muse_glimmer_text",
      .attention = KVF_ATTENTION_HEADS,
      .layers = worded,

@@ -215,6 +215,36 @@ static void a_family_without_a_public_class_needs_its_kv_heads(void **state) {
     }
 }
 
+/* Where a head's size is missing, 4096 / 32 is 128; some engines take 128, and 64 for Sarvam. */
+static void a_missing_size_that_engines_dispute_is_read_if_all_get_the_same(void **state) {
+    (void)state;
+    static const char *const types[] = {"internlm3", "iquestcoder"};
+    for (size_t i = 0; i < 2; i++) {
+        char json[512];
+        (void)snprintf(json, sizeof json, "{\"model_type\": \"%s\"%s, \"num_key_value_heads\": 8%s", types[i],
+                       LARGE, BF16);
+        kvf_model *model = read_model(json);
+        assert_kv_group(model, 0, "full", 0, 32, 8, 128);
+        kvf_model_free(model);
+    }
+    kvf_model *model =
+        read_model(TYPE("internlm3") ", \"num_hidden_layers\": 2, \"hidden_size\": 2048, "
+                                     "\"num_attention_heads\": 32, \"num_key_value_heads\": 2, "
+                                     "\"head_dim\": null" BF16);
+    assert_kv_group(model, 0, "full", 0, 2, 2, 64);
+    kvf_model_free(model);
+    assert_refused(
+        TYPE("sarvam_moe") LARGE ", \"num_key_value_heads\": 8" BF16, KVF_E_INVALID,
+        "head_dim is missing: some engines take 64 for sarvam_moe, others divide, which makes 128");
+    assert_refused(TYPE("muse_spark") LARGE
+                   ", \"num_key_value_heads\": 8, \"layer_types\": [\"full_attention\"]" BF16,
+                   KVF_E_UNSUPPORTED, "head_dim is missing: an unknown size of a head, for engines disagree");
+    assert_refused(TYPE("exaone") LARGE BF16, KVF_E_INVALID, "num_key_value_heads is missing");
+    model = read_model(TYPE("exaone") LARGE ", \"num_key_value_heads\": null" BF16);
+    assert_kv_group(model, 0, "full", 0, 32, 32, 128);
+    kvf_model_free(model);
+}
+
 static void dots_1_has_windows_from_a_layer_on(void **state) {
     (void)state;
     kvf_model *model =
@@ -609,6 +639,7 @@ int main(void) {
         cmocka_unit_test(a_window_may_be_there_unless_it_is_switched_off),
         cmocka_unit_test(layers_have_the_heads_of_their_family),
         cmocka_unit_test(a_family_without_a_public_class_needs_its_kv_heads),
+        cmocka_unit_test(a_missing_size_that_engines_dispute_is_read_if_all_get_the_same),
         cmocka_unit_test(dots_1_has_windows_from_a_layer_on),
         cmocka_unit_test(loops_after_the_first_have_windows),
         cmocka_unit_test(spark_and_dory_have_windows_in_most_layers),
