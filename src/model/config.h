@@ -256,6 +256,17 @@ typedef struct kvf_repeated_layers {
     uint32_t passes_or, begin_or, end_or; /**< the defaults; 0: the field is required */
 } kvf_repeated_layers;
 
+/**
+ * Two stacks of layers that take turns: in each of `outer` cycles, the first stack has `inner` turns and the second one
+ * turn. Each turn leaves a cache. The number of layers is that of a stack; or of all turns, if `stack` is given.
+ */
+typedef struct kvf_cycles {
+    const char *outer;
+    const char *inner;
+    const char *stack;           /**< the number of layers of a stack */
+    uint32_t outer_or, inner_or; /**< the defaults */
+} kvf_cycles;
+
 /** A field that must be given, or must have one of some values, because engines keep something else or disagree. */
 typedef struct kvf_supported_field {
     const char *field;     /**< NULL: the end of a list of these */
@@ -290,6 +301,7 @@ typedef struct kvf_family {
     const char *latents_if;      /**< latents only if this flag is true, as it is by default */
     const struct kvf_family *without_latents; /**< what the family is otherwise */
     const char *loops; /**< tokens pass so many times through all layers, and leave a cache each time */
+    const kvf_cycles *cycles;             /**< NULL: tokens pass through one stack of layers */
     const kvf_repeated_layers *repeated;  /**< NULL: tokens do not pass several times through some layers */
     const kvf_supported_field *supported; /**< NULL: nothing is refused beforehand */
     bool window_switch_or;                /**< the default of `window_switch` */

@@ -444,6 +444,12 @@ static const kvf_size_names chatglm_names = {.layers = "num_layers|num_hidden_la
                                              .kv_heads = "multi_query_group_num",
                                              .kv_heads_if = "multi_query_attention"};
 
+/* Every head is a KV head, and no field says otherwise. */
+static const kvf_size_names hrm_names = {.layers = "num_hidden_layers",
+                                         .hidden = "hidden_size",
+                                         .heads = "num_attention_heads",
+                                         .kv_heads = "num_attention_heads"};
+
 static const kvf_size_names jetmoe_names = {.layers = "num_hidden_layers",
                                             .hidden = "hidden_size",
                                             .heads = "num_attention_heads",
@@ -455,6 +461,9 @@ static const kvf_size_names zamba_names = {.layers = "num_hidden_layers",
                                            .hidden = "attention_hidden_size",
                                            .heads = "num_attention_heads",
                                            .kv_heads = "num_key_value_heads"};
+
+static const kvf_cycles hrm_cycles = {
+    .outer = "H_cycles", .inner = "L_cycles", .stack = "num_layers_per_stack", .outer_or = 2, .inner_or = 3};
 
 static const kvf_repeated_layers dory_repeated = {.passes = "n_recurrent_loops",
                                                   .begin = "n_input_layers",
@@ -655,6 +664,12 @@ static const kvf_family families[] = {
      .layers = all_full,
      .kv_heads = KVF_AS_MANY_AS_HEADS,
      .loops = "num_loops"},
+    {.model_types = "hrm_text",
+     .attention = KVF_ATTENTION_HEADS,
+     .layers = all_full,
+     .names = &hrm_names,
+     .cycles = &hrm_cycles,
+     .head_dim = 128},
     {.model_types = "iquestloopcoder",
      .attention = KVF_ATTENTION_HEADS,
      .layers = window_after_first_loop,

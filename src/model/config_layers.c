@@ -619,11 +619,41 @@ static kvf_status repeat_layers(kvf_config *config) {
     return KVF_OK;
 }
 
+/* How many turns the stacks of a model take. If the number of layers is that of all turns, `count` becomes a stack's. */
+static kvf_status read_turns(const kvf_config *config, uint32_t *count, uint32_t *turns) {
+    const kvf_cycles *names = config->family->cycles;
+    const kvf_fields *fields = &config->fields;
+    const char *layers = kvf_family_names(config->family)->layers;
+    uint32_t outer = 0;
+    uint32_t inner = 0;
+    uint32_t stack = *count;
+    bool given = false;
+    kvf_status status =
+        kvf_field_need(fields, names->outer, 1, KVF_MODEL_MAX_LAYERS, names->outer_or, &outer);
+    if (!status)
+        status = kvf_field_need(fields, names->inner, 1, KVF_MODEL_MAX_LAYERS, names->inner_or, &inner);
+    if (!status)
+        status = kvf_field_number(fields, names->stack, 1, KVF_MODEL_MAX_LAYERS, &given, &stack);
+    uint64_t all = (uint64_t)outer * (inner + 1);
+    if (!status && all > KVF_MODEL_MAX_LAYERS)
+        status = kvf_fail(KVF_E_RANGE, "%s%s is %u and %s is %u: more than %u turns", fields->prefix,
+                          names->outer, outer, names->inner, inner, KVF_MODEL_MAX_LAYERS);
+    if (!status && given && *count && all * stack != *count)
+        status = kvf_fail(
+            KVF_E_INVALID, "%s%s is %u, but %u cycles of %u and 1 turns, of %u layers each, make %llu",
+            fields->prefix, layers, *count, outer, inner, stack, (unsigned long long)all * stack);
+    *count = stack;
+    *turns = (uint32_t)all;
+    return status;
+}
+
 /* How many layers of the description each layer of the model is. */
-static kvf_status read_times(const kvf_config *config, uint32_t *times) {
+static kvf_status read_times(const kvf_config *config, uint32_t *count, uint32_t *times) {
     const kvf_family *family = config->family;
     bool given;
     *times = family->caches ? family->caches : 1;
+    if (family->cycles)
+        return read_turns(config, count, times);
     if (!family->loops)
         return KVF_OK;
     return kvf_field_number(&config->fields, family->loops, 1, KVF_MODEL_MAX_LAYERS, &given, times);
@@ -636,7 +666,7 @@ kvf_status kvf_config_read_layers(kvf_config *config) {
     const char *names = kvf_family_names(config->family)->layers;
     kvf_status status = kvf_field_number(&config->fields, names, 1, KVF_MODEL_MAX_LAYERS, &given, &count);
     if (!status)
-        status = read_times(config, &times);
+        status = read_times(config, &count, &times);
     if (!status && given)
         status = settle_count(config, names, (size_t)count * times);
     if (!status)

@@ -166,6 +166,9 @@ static bool is_of_family(const kvf_config *config, const char *name) {
     if (indexer && (is_one(name, indexer->width) || is_one(name, indexer->enabled) ||
                     is_one(name, indexer->no_values) || is_one(name, indexer->tokens)))
         return true;
+    const kvf_cycles *cycles = family->cycles;
+    if (cycles && (is_one(name, cycles->outer) || is_one(name, cycles->inner) || is_one(name, cycles->stack)))
+        return true;
     const kvf_repeated_layers *repeated = family->repeated;
     if (repeated &&
         (is_one(name, repeated->passes) || is_one(name, repeated->begin) || is_one(name, repeated->end) ||

@@ -276,6 +276,34 @@ static void loops_after_the_first_have_windows(void **state) {
                    "loop_num is missing: an unknown number of loops, not supported for iquestloopcoder");
 }
 
+/* 2 cycles, in each of which one stack of 16 layers has 3 turns and another has 1. */
+static void two_stacks_that_take_turns_leave_a_cache_each_time(void **state) {
+    (void)state;
+#define HRM(fields)                                                                                          \
+    TYPE("hrm_text")                                                                                         \
+    ", \"hidden_size\": 1536, \"num_attention_heads\": 12, \"L_bp_cycles\": [2], \"prefix_lm\": true" fields \
+        BF16
+    static const char *const said[] = {
+        HRM(", \"num_hidden_layers\": 16"),
+        HRM(", \"num_hidden_layers\": 128, \"num_layers_per_stack\": 16, \"H_cycles\": 2, \"L_cycles\": 3"),
+    };
+    for (size_t i = 0; i < 2; i++) {
+        kvf_model *model = read_model(said[i]);
+        assert_int_equal(kvf_model_layer_count(model), 128);
+        assert_kv_group(model, 0, "full", 0, 128, 12, 128);
+        kvf_model_free(model);
+    }
+    kvf_model *model =
+        read_model(HRM(", \"num_hidden_layers\": 4, \"H_cycles\": 3, \"L_cycles\": 1, \"head_dim\": 96"));
+    assert_kv_group(model, 0, "full", 0, 24, 12, 96);
+    kvf_model_free(model);
+    assert_refused(HRM(", \"num_hidden_layers\": 16, \"num_layers_per_stack\": 16"), KVF_E_INVALID,
+                   "num_hidden_layers is 16, but 2 cycles of 3 and 1 turns, of 16 layers each, make 128");
+    assert_refused(HRM(", \"num_hidden_layers\": 16, \"H_cycles\": 4096, \"L_cycles\": 4096"), KVF_E_RANGE,
+                   "turns");
+    assert_refused(HRM(""), KVF_E_INVALID, "num_hidden_layers is missing");
+}
+
 static void spark_and_dory_have_windows_in_most_layers(void **state) {
     (void)state;
     kvf_model *model = read_model(TYPE("spark2_5") ", \"num_hidden_layers\": 28, \"hidden_size\": 2048, "
@@ -642,6 +670,7 @@ int main(void) {
         cmocka_unit_test(a_missing_size_that_engines_dispute_is_read_if_all_get_the_same),
         cmocka_unit_test(dots_1_has_windows_from_a_layer_on),
         cmocka_unit_test(loops_after_the_first_have_windows),
+        cmocka_unit_test(two_stacks_that_take_turns_leave_a_cache_each_time),
         cmocka_unit_test(spark_and_dory_have_windows_in_most_layers),
         cmocka_unit_test(dorys_loops_leave_a_cache_each_unless_only_the_last_does),
         cmocka_unit_test(repeated_layers_must_be_layers),
