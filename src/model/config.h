@@ -2,7 +2,7 @@
  * Inside the model room: reading a config.json.
  *
  *   text --config_json--> fields --config_family--> family (a row of data)
- *     fields + family --config_layers, _blocks--> what each layer keeps
+ *     fields + family --config_layers, _blocks, _loops--> what each layer keeps
  *     fields + family --config_attention, _indexer, _latent, _overrides, _state--> the parts of each kind of layer
  *     all of it --config--> a kvf_model_desc
  *     fields + family --config_notes--> notes on fields that may decide sizes and were not read
@@ -381,6 +381,15 @@ typedef struct kvf_config {
 
 /** Sets window_tokens, chunk_tokens, layer_count and keeps (the caller frees it, also after a failure). */
 kvf_status kvf_config_read_layers(kvf_config *config);
+
+/**
+ * Reads how many layers of the description each layer of the model is. If `count`, the number of layers that the
+ * configuration says (0: it does not), counts some of them more than once, it becomes that of the model's.
+ */
+kvf_status kvf_config_read_times(const kvf_config *config, uint32_t *count, uint32_t *times);
+
+/** Adds layers for each further pass through the family's repeated layers. All layers are known. */
+kvf_status kvf_config_repeat_layers(kvf_config *config);
 
 /** Finds what a layer keeps that a configuration describes by this word. Returns false if the word is not known. */
 bool kvf_config_word_keeps(const char *word, kvf_keeps *keeps);

@@ -215,7 +215,7 @@ static const char *written(struct json_object *value) {
     return text ? text : "?";
 }
 
-/* Takes the next of `names` ("a|b>c") into `name`, and the character after it into `after`; false when there is none. */
+/* Takes the next of `names` ("a|b>c") into `name`, and what follows it into `after`; false when there is none. */
 static bool next_name(const char **names, char *name, size_t room, char *after) {
     if (!**names)
         return false;
