@@ -77,5 +77,15 @@ described "entries that the layers behind read" \
     '"model_type": "deepseek_v41", "head_dim": 512, "index_head_dim": 128, "sliding_window": 128,
     "compress_ratios": [0, 2, 2, 2, 1, 1, 1, 0], "kv_source_layer_ids": [1, 4], "index_source_layer_ids": [1, 4]' \
     --prefill tp=2 --decode tp=1,block=24
+described "latents without rotated elements, latents that other layers read, and an indexer's key without a latent" \
+    '"model_type": "mistral_large4_text", "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+    "kv_source_layers": [0, 1, 1, 3, 0, 5, 3, 7], "indexer_types": ["full", "full", "shared", "full", "full", "shared",
+    "shared", "shared"]' \
+    --prefill tp=2 --decode tp=1,block=48
+described "layers that tokens pass through three times, whose copies are on other pipeline stages" \
+    '"model_type": "inkling2_loop_text", "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 64,
+    "swa_num_key_value_heads": 8, "swa_head_dim": 64, "sliding_window_size": 64, "conv_kernel_size": 4,
+    "loop_layer_index_start": 2, "loop_layer_index_end": 6' \
+    --prefill tp=4 --decode tp=2,block=24,pp=2
 
 finish
