@@ -628,11 +628,10 @@ static const kvf_family deepseek_heads = {.attention = KVF_ATTENTION_HEADS,
 static const kvf_family families[] = {
     /* Multi-head, grouped-query and multi-query attention, the same in every layer. */
     {.model_types =
-         "llama granite granitemoe granitemoeshared olmo olmo2 olmoe flex_olmo cohere phi arcee apertus "
-         "apertus1p5 apertus1p5_text hyperclovax jais2 nanochat aria_text deepseek_ocr2_text "
-         "hunyuan_v1_dense hunyuan_v1_moe "
-         "hunyuan_vl_text gpt_neox gpt_neox_japanese opt biogpt persimmon diffllama internlm2 baichuan "
-         "xverse telechat3 TeleFLM",
+         "llama granite granite4_vision granite4_vision_text granitemoe granitemoeshared olmo olmo2 olmoe "
+         "flex_olmo cohere phi arcee apertus apertus1p5 apertus1p5_text hyperclovax jais2 nanochat "
+         "aria_text deepseek_ocr2_text hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text gpt_neox "
+         "gpt_neox_japanese opt biogpt persimmon diffllama internlm2 baichuan xverse telechat3 TeleFLM",
      .attention = KVF_ATTENTION_HEADS,
      .layers = all_full,
      .kv_heads = KVF_AS_MANY_AS_HEADS},

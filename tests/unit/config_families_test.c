@@ -45,6 +45,10 @@ static const struct {
     {TYPE("internlm2") LARGE ", \"num_key_value_heads\": 8, \"pretraining_tp\": 1" BF16, "full", 32, 8, 128,
      0},
     {TYPE("internlm3") LARGE ", \"num_key_value_heads\": 2, \"head_dim\": 160" BF16, "full", 32, 2, 160, 0},
+    {"{\"model_type\": \"granite4_vision\", \"vision_config\": {\"hidden_size\": 1152}, "
+     "\"text_config\": " TYPE("granite4_vision_text") LARGE
+     ", \"num_key_value_heads\": 8, \"attention_multiplier\": 0.0078125}" BF16,
+     "full", 32, 8, 128, 0},
     {TYPE("minicpm") LARGE
      ", \"num_key_value_heads\": 8, \"dim_model_base\": 256, \"scale_emb\": 12, \"scale_depth\": 1.4" BF16,
      "full", 32, 8, 128, 0},
