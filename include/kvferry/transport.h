@@ -285,9 +285,9 @@ KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint3
  * KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and how long we have
  * waited for it. End that process, or do not reuse the memory.
  *
- * @return KVF_OK, KVF_E_NOT_REGISTERED, KVF_E_AGAIN (our own operations use it, a device copies cells of a stage, or a
- *         peer is in the middle of a write: make progress and call again; the region is still registered),
- *         KVF_E_INVALID
+ * @return KVF_OK, KVF_E_NOT_REGISTERED, KVF_E_AGAIN (our own operations use it, a device copies cells of a stage or
+ *         what a peer pushes, or a peer is in the middle of a write: make progress and call again; the region is still
+ *         registered), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t region);
 

@@ -513,6 +513,81 @@ static void a_child_of_fork_does_not_wait_for_a_thread_of_its_parent(void **stat
     both_close();
 }
 
+/* ---- a writer that dies -------------------------------------------------------------------------- */
+
+static void await_word(int fd) {
+    char word;
+    assert_int_equal(read(fd, &word, 1), 1);
+}
+
+/* A process that asks the owner to write what `writer` has, and then waits. It says "h" after HELLO, and "w" after it
+ * was let in and has asked. The caller ends it. */
+static pid_t have_a_writer(int *says) {
+    const kvf_cuda_write write_one = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = BYTES}}};
+    kvf_cuda_memory memory = {.header = {CUDA_MEMORY, 1}};
+    kvf_cuda_card card;
+    kvf_cuda_region regions[2];
+    kvf_cuda_hello hello = good_hello();
+    int said[2];
+    hello.generation = kvf_transport_oldest(owner.transport);
+    part_of(&writer, &memory.card, regions);
+    memory.card.region_count = 1;
+    memory.generation = UINT64_MAX;
+    memory.regions[0] = regions[0];
+    part_of(&owner, &card, regions);
+    assert_int_equal(pipe(said), 0);
+    const pid_t process = fork();
+    assert_true(process >= 0);
+    if (process == 0) {
+        kvf_cuda_packet packet;
+        struct pollfd readable = {-1, POLLIN, 0};
+        (void)alarm(60); /* a test that fails leaves no process behind for long */
+        if (kvf_cuda_wire_connect(card.name, &readable.fd) ||
+            kvf_cuda_wire_send(readable.fd, &hello, sizeof hello) || write(said[1], "h", 1) != 1 ||
+            poll(&readable, 1, -1) != 1 || kvf_cuda_wire_receive(readable.fd, &packet) ||
+            kvf_cuda_wire_send(readable.fd, &memory, memory_bytes(&memory)) ||
+            kvf_cuda_wire_send(readable.fd, &write_one, write_bytes(&write_one)) ||
+            write(said[1], "w", 1) != 1)
+            _exit(1);
+        for (;;)
+            (void)pause();
+    }
+    (void)close(said[1]);
+    *says = said[0];
+    return process;
+}
+
+/* It was KVF_OK: a writer that has ended counted as a reader that has ended, and the memory could be freed or unmapped
+ * while kernels of the owner wrote it. */
+static void memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_has_died(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    int says;
+    both_open();
+    kvf_peer_close(peer);
+    const pid_t process = have_a_writer(&says);
+    devices_delay(HOUR_NS);
+    await_word(says);
+    run_rounds();
+    await_word(says);
+    run_rounds();
+    devices_delay(0);
+    end_child(process);
+    (void)close(says);
+    for (int i = 0; i < 3; i++) { /* before and after the owner has noticed */
+        assert_fails(kvf_transport_unregister_region(owner.transport, 0), KVF_E_AGAIN,
+                     "kernels of this process still copy what a guest", "asked to write",
+                     "after it was told to let go");
+        run_rounds();
+    }
+    assert_int_equal(written(0, BYTES), 0);
+    devices_hasten();
+    run_rounds();
+    assert_ok(kvf_transport_unregister_region(owner.transport, 0));
+    assert_written(BYTES);
+    both_close();
+}
+
 /* ---- closing ------------------------------------------------------------------------------------- */
 
 static void *count_allocate(void *context, size_t bytes) {
@@ -711,6 +786,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_owner_that_closes_is_lost_though_a_child_keeps_its_sockets),
         cmocka_unit_test(a_reader_that_hangs_up_is_gone_though_a_child_keeps_its_sockets),
         cmocka_unit_test(a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket),
+        cmocka_unit_test(memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_has_died),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
         cmocka_unit_test_teardown(an_owner_without_memory_to_hear_us_lives, stop_counting_memory),
         cmocka_unit_test(an_owner_that_cannot_answer_us_refuses_us),

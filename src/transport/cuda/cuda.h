@@ -206,7 +206,8 @@ void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint);
 void kvf_cuda_owner_expire(kvf_cuda_endpoint *endpoint);
 /** A client has sent something, or has hung up. True: there may be more. */
 bool kvf_cuda_owner_read(kvf_cuda_client *client);
-/** Refuses clients that know memory older than kvf_transport_oldest(). KVF_E_AGAIN: one of them may still read it. */
+/** Refuses clients that know memory older than kvf_transport_oldest(). KVF_E_AGAIN: one of them may still read it, or
+ * our kernels still write it for one of them. */
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint);
 kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes);
 kvf_status kvf_cuda_owner_admit(void *self, const void *part, size_t bytes);

@@ -214,6 +214,15 @@ bool kvf_cuda_owner_read(kvf_cuda_client *client) {
 
 /* ---- taking memory back ------------------------------------------------------------------------- */
 
+static double seconds_refused(const kvf_cuda_client *client) {
+    return (double)(kvf_now(&kvf_monotonic) - client->refused_ns) / KVF_SECOND;
+}
+
+/* Whether kernels of ours still copy what the client asked to write. They go on when its process has ended. */
+static bool still_writes(const kvf_cuda_client *client) {
+    return client->back && kvf_cuda_copy_count(client->back) > 0;
+}
+
 /* A client whose process has ended reads no more, though a forked child may keep its socket. */
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
     const uint64_t oldest = kvf_transport_oldest(endpoint->transport);
@@ -222,12 +231,17 @@ kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
         if (!client->known || client->generation >= oldest)
             continue;
         refuse(client, CUDA_REFUSED_GENERATION, oldest);
-        if (kvf_neighbour_has_ended(client->process))
-            continue;
-        status = kvf_fail(KVF_E_AGAIN,
-                          "%s, process %ld, may be reading: it was told to let go of the memory %.1f s ago",
-                          client->name, (long)client->process,
-                          (double)(kvf_now(&kvf_monotonic) - client->refused_ns) / KVF_SECOND);
+        if (still_writes(client))
+            status =
+                kvf_fail(KVF_E_AGAIN,
+                         "kernels of this process still copy what %s, process %ld, asked to write, %.1f s "
+                         "after it was told to let go of the memory",
+                         client->name, (long)client->process, seconds_refused(client));
+        else if (!kvf_neighbour_has_ended(client->process))
+            status =
+                kvf_fail(KVF_E_AGAIN,
+                         "%s, process %ld, may be reading: it was told to let go of the memory %.1f s ago",
+                         client->name, (long)client->process, seconds_refused(client));
     }
     return status;
 }
@@ -257,13 +271,12 @@ kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
         if (!client->known || memcmp(client->from, name, CUDA_ID_BYTES) != 0)
             continue;
         refuse(client, CUDA_REFUSED_FENCED, 0);
-        if (client->back && kvf_cuda_copy_count(client->back) > 0)
+        if (still_writes(client))
             status =
                 kvf_fail(KVF_E_AGAIN,
                          "kernels of this process still copy what %s, process %ld, asked to write, %.1f s "
                          "after it was shut out",
-                         client->name, (long)client->process,
-                         (double)(kvf_now(&kvf_monotonic) - client->refused_ns) / KVF_SECOND);
+                         client->name, (long)client->process, seconds_refused(client));
     }
     if (status)
         return status;
