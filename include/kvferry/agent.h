@@ -234,7 +234,9 @@ KVF_API kvf_status kvf_agent_open(const kvf_engine *engine, uint32_t rank, const
  * blocks they may free, also those of pulls and expectations under way: for that it waits about a second at most, of
  * which 100 ms for their confirmation, and at most another second for messages that have not left yet. Meanwhile `log`
  * may be called. For a producer whose process is stopped in the middle of a write it waits a second, too: see
- * kvf_transport_close().
+ * kvf_transport_close(). If a device has not finished a copy within "cuda.patience_ms", it may still access blocks after
+ * this has returned: call kvf_agent_unregister_region() before, until it says KVF_OK, where memory of a device is to be
+ * freed.
  *
  * Calls that are under way on other threads end first, kvf_agent_wait() with KVF_E_CANCELLED; no call may
  * begin afterwards. Does nothing in a child of fork().

@@ -336,6 +336,8 @@ KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *co
 
 /**
  * Ends a connection. Operations in flight, and transfers that still had to use it, end first, with KVF_E_CANCELLED.
+ * If a device does not finish a copy of theirs within "cuda.patience_ms", it may still access memory of this endpoint:
+ * kvf_transport_unregister_region() says KVF_E_AGAIN until it has finished, and the memory must not be freed before.
  * NULL is accepted.
  */
 KVF_API void kvf_peer_close(kvf_peer *peer);

@@ -742,6 +742,39 @@ static void memory_is_freed_when_kernels_of_this_process_no_longer_read_it(void 
     devices_free();
 }
 
+/* Once it counted as free as soon as the peer was closed, though the kernel could still write it. */
+static void memory_is_not_given_back_while_a_device_hangs_that_may_write_it(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    const kvf_setting impatient = {"cuda.patience_ms", "1"};
+    const size_t left = devices_left();
+    outcome noted;
+    device_end_open(&owner, 0);
+    device_end_open_with(&writer, 1, &impatient);
+    connect_ends();
+    run_rounds();
+    devices_delay(HOUR_NS);
+    submit_of_writer(KVF_READ, BYTES, &noted);
+    assert_ok(kvf_transport_progress(writer.transport, NULL));
+    devices_delay(0);
+    kvf_peer_close(peer);
+    assert_int_equal(noted.status, KVF_E_CANCELLED);
+    for (int i = 0; i < 2; i++) {
+        assert_fails(kvf_transport_unregister_region(writer.transport, 0), KVF_E_AGAIN,
+                     "the device has not finished a copy of a connection that was closed");
+        assert_fails(kvf_transport_unregister_region(owner.transport, 0), KVF_E_AGAIN, "may be reading");
+        run_rounds();
+    }
+    devices_hasten();
+    while (kvf_transport_unregister_region(writer.transport, 0) == KVF_E_AGAIN)
+        kvf_cuda_pause();
+    run_rounds();
+    assert_ok(kvf_transport_unregister_region(owner.transport, 0)); /* it is not mapped any more */
+    assert_memory_equal(writer.seen[0], owner.seen[0], BYTES);
+    both_close();
+    assert_int_equal(devices_left(), left);
+}
+
 /* Must be the last test: it leaves a copy that does not end while the endpoint is there. */
 static void memory_that_a_hanging_device_may_write_is_not_freed(void **state) {
     (void)state;
@@ -794,6 +827,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_child_of_fork_does_not_wait_for_a_thread_of_its_parent),
         cmocka_unit_test(memory_is_freed_once_no_other_process_has_it_mapped),
         cmocka_unit_test(memory_is_freed_when_kernels_of_this_process_no_longer_read_it),
+        cmocka_unit_test(memory_is_not_given_back_while_a_device_hangs_that_may_write_it),
         cmocka_unit_test(memory_that_a_hanging_device_may_write_is_not_freed),
     };
     devices_open();

@@ -153,12 +153,12 @@ static bool has_handles(const kvf_cuda_endpoint *endpoint) {
 
 /* Memory that may be accessed stays until the process ends. Kernels of other endpoints of this process may read ours,
  * on other devices, too: drivers need not wait for them when they free memory. */
-static void free_memory(kvf_cuda_endpoint *endpoint, bool quiet) {
-    if (endpoint->allocations && !endpoint->hangs)
+static void free_memory(kvf_cuda_endpoint *endpoint, bool quiet, bool hangs) {
+    if (endpoint->allocations && !hangs)
         kvf_cuda_wait_for_devices();
     for (kvf_cuda_allocation *made = endpoint->allocations, *following; made; made = following) {
         following = made->following;
-        if (endpoint->hangs || (!quiet && !made->exportable))
+        if (hangs || (!quiet && !made->exportable))
             kvf_free(made);
         else
             free_allocation(made);
@@ -170,9 +170,11 @@ static void cuda_close(void *self) {
     unlist(endpoint);
     const bool quiet = kvf_cuda_owner_close(endpoint, has_handles(endpoint));
     kvf_cuda_links_close(endpoint);
+    const bool hangs = kvf_cuda_links_hang(endpoint);
+    kvf_cuda_links_keep(endpoint);
     for (uint32_t i = 0; i < KVF_CUDA_DEVICES_MAX; i++)
         (void)kvf_copier_close(endpoint->copiers[i]); /* a copier with a copy that does not end stays open */
-    free_memory(endpoint, quiet);
+    free_memory(endpoint, quiet, hangs);
     kvf_fences_free(&endpoint->fences);
     kvf_wake_close(&endpoint->wake);
     kvf_looks_close(&endpoint->looks);
@@ -356,7 +358,13 @@ static kvf_status cuda_unregister(void *self, uint32_t region) {
     endpoint->regions[region] = (kvf_cuda_region){0};
     endpoint->version++;
     kvf_cuda_gate_leave();
-    return kvf_cuda_owner_take_back(endpoint);
+    const bool hang = kvf_cuda_links_hang(endpoint);
+    kvf_status status = kvf_cuda_owner_take_back(endpoint);
+    if (hang && !status)
+        status = kvf_fail(KVF_E_AGAIN,
+                          "the device has not finished a copy of a connection that was closed: it may "
+                          "still read or write this memory");
+    return status;
 }
 
 /* Writes nothing if there is no memory: then no peer needs to connect. */

@@ -107,14 +107,14 @@ typedef struct kvf_cuda_endpoint {
     kvf_copier *copiers[KVF_CUDA_DEVICES_MAX]; /* of devices that we have memory of */
     bool exportable;                           /* allocations are segments, not shared by IPC handles */
     kvf_cuda_allocation *allocations;
-    bool hangs; /* kernels of ours that did not end may access our memory */
     kvf_cuda_client *clients;
     uint32_t client_count;
     kvf_fences fences;
     kvf_cuda_link *links, *first_to_go;
-    uint64_t patience_ns; /* how long a copy may take */
-    uint32_t most_blocks; /* of threads of a copy; 0: the default */
-    bool changed;         /* a copy began or ended in this progress() */
+    kvf_cuda_link *abandoned; /* closed, but their kernels did not end within the patience */
+    uint64_t patience_ns;     /* how long a copy may take */
+    uint32_t most_blocks;     /* of threads of a copy; 0: the default */
+    bool changed;             /* a copy began or ended in this progress() */
     kvf_cuda_packet packet;
     struct kvf_cuda_endpoint *previous, *following; /* of this process */
 } kvf_cuda_endpoint;
@@ -254,6 +254,11 @@ bool kvf_cuda_link_lose_if_gone(kvf_cuda_link *link);
 bool kvf_cuda_link_report(kvf_cuda_link *link);
 /** Ends all that nobody has any more, for an endpoint that is being closed. */
 void kvf_cuda_links_close(kvf_cuda_endpoint *endpoint);
+/** Whether kernels of abandoned links may still access our memory. Looks at them, and ends links whose kernels have
+ * ended. */
+bool kvf_cuda_links_hang(kvf_cuda_endpoint *endpoint);
+/** Leaves the abandoned links as they are until the process ends, for an endpoint that is being closed. */
+void kvf_cuda_links_keep(kvf_cuda_endpoint *endpoint);
 
 /* cuda_map.c */
 

@@ -364,14 +364,35 @@ static bool settle(kvf_cuda_link *link) {
     return kvf_cuda_await(has_settled, link, link->endpoint->patience_ns);
 }
 
-/* Keeps the link until the process ends: the owner must not learn that we have released its memory, for we have not. */
+/* Keeps a link whose kernels do not end: the owner must not learn that we have released its memory, for we have not.
+ * Its batches are over for those who submitted them; only its jobs are still looked at. */
 static void abandon(kvf_cuda_link *link) {
-    static kvf_cuda_link *abandoned;
-    link->endpoint->hangs = true;
-    kvf_cuda_gate_enter();
-    link->following = abandoned;
-    abandoned = link;
-    kvf_cuda_gate_leave();
+    unlist(link);
+    KVF_LIST_ADD(link->endpoint->abandoned, link);
+}
+
+/* Whether the jobs of an abandoned link have ended by now. */
+static bool has_ended(kvf_cuda_link *link) {
+    for (uint32_t i = 0; i < CUDA_COPIES; i++)
+        if (link->copies[i].job && kvf_copy_job_poll(link->copies[i].job) != KVF_IN_PROGRESS)
+            link->copies[i].job = NULL;
+    return kvf_cuda_copy_count(link) == 0;
+}
+
+bool kvf_cuda_links_hang(kvf_cuda_endpoint *endpoint) {
+    bool hang = false;
+    for (kvf_cuda_link *link = endpoint->abandoned, *following; link; link = following) {
+        following = link->following;
+        if (!has_ended(link)) {
+            hang = true;
+        } else if (!kvf_cuda_words_awaited()) { /* as in let_go() */
+            KVF_LIST_REMOVE(endpoint->abandoned, link);
+            kvf_cuda_write_forget(link);
+            free_link(link);
+            kvf_free(link);
+        }
+    }
+    return hang;
 }
 
 void kvf_cuda_link_leave(kvf_cuda_link *back) {
@@ -385,11 +406,10 @@ bool kvf_cuda_link_quiet(const void *self) {
     return kvf_cuda_copy_count(self) == 0;
 }
 
-/* False: the device hangs, and the link stays until the process ends. */
+/* False: the device hangs, and the link is abandoned. */
 static bool stop(kvf_cuda_link *link) {
     if (link->fd < 0 || settle(link))
         return true;
-    unlist(link);
     abandon(link);
     return false;
 }
@@ -414,4 +434,14 @@ void kvf_cuda_links_close(kvf_cuda_endpoint *endpoint) {
         free_link(link);
         kvf_free(link);
     }
+}
+
+void kvf_cuda_links_keep(kvf_cuda_endpoint *endpoint) {
+    static kvf_cuda_link *kept; /* so that what checks for leaks finds them */
+    kvf_cuda_gate_enter();
+    for (kvf_cuda_link *link; (link = endpoint->abandoned);) {
+        KVF_LIST_REMOVE(endpoint->abandoned, link);
+        KVF_LIST_ADD(kept, link);
+    }
+    kvf_cuda_gate_leave();
 }
