@@ -55,7 +55,7 @@ KVF_API kvf_status kvf_device_count(kvf_memory_kind kind, uint32_t *out);
 KVF_API kvf_status kvf_device_get_info(kvf_memory_kind kind, uint32_t device, kvf_device_info *out);
 
 /**
- * Finds the device that owns an address, for callers that have a bare pointer.
+ * Finds the device that owns an address, for callers that have a bare pointer. Creates no context on any device.
  *
  * @param address  anywhere in an allocation; it is not dereferenced
  * @param device   receives the number

@@ -74,17 +74,19 @@ kvf_status kvf_device_get_info(kvf_memory_kind kind, uint32_t device, kvf_device
 
 /* ---- addresses ---------------------------------------------------------------------------------- */
 
-/* The answer does not depend on the current context, but there must be one; a thread without one borrows the first
- * device's. */
+/* The answer does not depend on the current context, but there must be one; a thread without one borrows one that this
+ * process has. Without any, no address is a device's. */
 static CUresult ask(const kvf_cuda *cuda, const void *address, int attribute, int *value) {
     const CUdeviceptr at = (CUdeviceptr)(uintptr_t)address;
     const kvf_cuda *entered;
     CUresult result = cuda->cuPointerGetAttribute(value, attribute, at);
-    if ((result == CUDA_ERROR_INVALID_CONTEXT || result == CUDA_ERROR_NOT_INITIALIZED) &&
-        !kvf_cuda_enter(0, &entered)) {
-        result = cuda->cuPointerGetAttribute(value, attribute, at);
-        kvf_cuda_leave(cuda);
-    }
+    if (result != CUDA_ERROR_INVALID_CONTEXT && result != CUDA_ERROR_NOT_INITIALIZED)
+        return result;
+    const kvf_status status = kvf_cuda_enter_any(&entered);
+    if (status)
+        return status == KVF_E_NOT_FOUND ? CUDA_ERROR_INVALID_VALUE : result;
+    result = cuda->cuPointerGetAttribute(value, attribute, at);
+    kvf_cuda_leave(cuda);
     return result;
 }
 

@@ -232,6 +232,32 @@ static bool is_used(uint32_t device) {
     return used;
 }
 
+/* Whether the primary context of a device is there: of this process's engine, for example. */
+static bool is_active(uint32_t device) {
+    CUdevice handle = 0;
+    unsigned flags = 0;
+    int active = 0;
+    kvf_cuda_relax(&driver);
+    CUresult result = driver.cuDeviceGet(&handle, (int)device);
+    if (!result)
+        result = driver.cuDevicePrimaryCtxGetState(handle, &flags, &active);
+    kvf_cuda_restore(&driver);
+    return !result && active;
+}
+
+kvf_status kvf_cuda_enter_any(const kvf_cuda **out) {
+    kvf_status status = kvf_cuda_find(out);
+    if (status)
+        return status;
+    for (uint32_t i = 0; i < driver.device_count; i++)
+        if (is_used(i))
+            return kvf_cuda_enter(i, out);
+    for (uint32_t i = 0; i < driver.device_count; i++)
+        if (is_active(i))
+            return kvf_cuda_enter(i, out);
+    return kvf_fail(KVF_E_NOT_FOUND, "this process uses no CUDA device");
+}
+
 void kvf_cuda_wait_for_devices(void) {
     const kvf_cuda *cuda;
     for (uint32_t i = 0; kvf_cuda_find(&cuda) == KVF_OK && i < cuda->device_count; i++)

@@ -157,6 +157,7 @@ enum {
     F(cuDeviceGetUuid_v2, (CUuuid * uuid, CUdevice device))                                                  \
     F(cuDeviceCanAccessPeer, (int *can, CUdevice device, CUdevice peer))                                     \
     F(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device))                                      \
+    F(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active))                           \
     F(cuCtxPushCurrent_v2, (CUcontext context))                                                              \
     F(cuCtxPopCurrent_v2, (CUcontext * context))                                                             \
     F(cuCtxSynchronize, (void))                                                                              \
@@ -268,6 +269,14 @@ kvf_status kvf_cuda_load(const kvf_cuda **out);
  *         kvf_cuda_find() and kvf_cuda_status()
  */
 kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out);
+
+/**
+ * As kvf_cuda_enter(), of any device that this process has a primary context of, whoever made it: for questions to the
+ * driver that need a context, but no certain one. A context takes some hundred MiB of its device, so none is made.
+ *
+ * @return KVF_OK, KVF_E_NOT_FOUND (there is none), and the results of kvf_cuda_find() and kvf_cuda_status()
+ */
+kvf_status kvf_cuda_enter_any(const kvf_cuda **out);
 
 /** Restores the context that was current, and the capture mode that the thread had, before kvf_cuda_enter(). */
 void kvf_cuda_leave(const kvf_cuda *cuda);

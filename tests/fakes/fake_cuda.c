@@ -32,6 +32,7 @@ _Thread_local CUcontext fake_current[DEPTH];
 _Thread_local unsigned fake_depth;
 
 static struct CUctx_st contexts[KVF_CUDA_DEVICES_MAX];
+static bool made[KVF_CUDA_DEVICES_MAX]; /* the device's context, which then stays */
 static char failing[64];
 static int failing_result;
 static unsigned failing_times;
@@ -206,7 +207,14 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     contexts[device].device = device;
     *context = &contexts[device];
     const CUresult told = fake_told(__func__);
+    made[device] = made[device] || !told;
     return told ? told : fake_unsafe();
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+    *flags = 0;
+    *active = made[device];
+    return fake_told(__func__);
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context) {

@@ -66,8 +66,43 @@ static void an_address_is_known_by_its_device_until_it_is_freed(void **unused) {
     assert_fails(kvf_device_of(KVF_MEMORY_CUDA, &device, &device), KVF_E_NOT_FOUND, "no CUDA device");
 }
 
+static bool has_context(const kvf_cuda *cuda, CUdevice device) {
+    unsigned flags;
+    int active;
+    assert_int_equal(cuda->cuDevicePrimaryCtxGetState(device, &flags, &active), 0);
+    return active;
+}
+
+/* Must be the first test: no device is used before. A context takes half a GiB of a device: one was made on device 0 by
+ * every process that asked on a thread without one. */
+static void asking_for_the_device_of_an_address_makes_no_context(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    const kvf_cuda *cuda;
+    CUcontext of_engine;
+    CUdeviceptr address;
+    uint32_t device = 99;
+    assert_ok(kvf_cuda_find(&cuda));
+    assert_fails(kvf_device_of(KVF_MEMORY_CUDA, &device, &device), KVF_E_NOT_FOUND, "no CUDA device");
+    assert_false(has_context(cuda, 0));
+    assert_false(has_context(cuda, 1));
+    /* An engine on device 1. */
+    assert_int_equal(cuda->cuDevicePrimaryCtxRetain(&of_engine, 1), 0);
+    assert_int_equal(cuda->cuCtxPushCurrent_v2(of_engine), 0);
+    assert_int_equal(cuda->cuMemAlloc_v2(&address, 4096), 0);
+    assert_int_equal(cuda->cuCtxPopCurrent_v2(&of_engine), 0);
+    assert_ok(kvf_device_of(KVF_MEMORY_CUDA, (const void *)(uintptr_t)address, &device));
+    assert_int_equal(device, 1);
+    assert_fails(kvf_device_of(KVF_MEMORY_CUDA, &device, &device), KVF_E_NOT_FOUND, "no CUDA device");
+    assert_false(has_context(cuda, 0));
+    assert_int_equal(cuda->cuCtxPushCurrent_v2(of_engine), 0);
+    assert_int_equal(cuda->cuMemFree_v2(address), 0);
+    assert_int_equal(cuda->cuCtxPopCurrent_v2(&of_engine), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(asking_for_the_device_of_an_address_makes_no_context),
         cmocka_unit_test(devices_are_counted_and_described),
         cmocka_unit_test(a_caller_that_knows_less_of_a_device_is_told_less),
         cmocka_unit_test(wrong_arguments_are_refused),
