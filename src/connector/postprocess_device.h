@@ -20,7 +20,8 @@ typedef struct kvf_device_limits {
         room_bytes; /**< of device memory that the call uses beside the regions, unless one page is longer */
 } kvf_device_limits;
 
-#define KVF_DEVICE_LIMITS ((kvf_device_limits){30 * KVF_SECOND, (uint64_t)64 << 20})
+#define KVF_DEVICE_ROOM_BYTES ((uint64_t)24 << 20)
+#define KVF_DEVICE_LIMITS ((kvf_device_limits){30 * KVF_SECOND, KVF_DEVICE_ROOM_BYTES})
 
 /** The longest page, in bytes, that devices permute: they number bytes of a page by 30 bits. */
 #define KVF_DEVICE_PAGE_BYTES ((uint64_t)1 << 30)

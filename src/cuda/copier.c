@@ -8,9 +8,9 @@
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
 #define FILL_BYTES UINT64_C(8388608) /* room for tables of blocks that is there from the opening on */
-/* How much memory a pool may keep. Drivers get memory for it in pieces of 32 MiB. If it holds more than it may keep,
- * unused pieces are given back when somebody next waits for a stream or the device, even the only one. */
-#define POOL_BYTES UINT64_C(33554432)
+/* How much memory a pool may keep: one piece, for drivers get memory for it in pieces of 32 MiB. If it holds more than it
+ * may keep, unused pieces are given back when somebody next waits for a stream or the device, even the only one. */
+#define POOL_BYTES (KVF_COPIER_ROOM_BYTES + FILL_BYTES)
 #define UPLOAD_BYTES 262144u /* for tables on their way: 65536 ids */
 
 /* Boxes of one kernel: copies and conversions are launched separately. */
@@ -26,6 +26,8 @@ typedef struct filling {
     uint32_t run_count;  /* by the driver's copies */
     kvf_long_run latest; /* may go on with what is added next; if it has bytes, there is room for its box */
 } filling;
+
+_Static_assert(POOL_BYTES == (UINT64_C(32) << 20), "a pool keeps one piece");
 
 struct kvf_copy_job {
     kvf_copier *copier;

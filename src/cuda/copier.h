@@ -21,6 +21,9 @@
 #include "cuda/device_box.h"
 #include "cuda/driver.h"
 
+/** So much room a copier keeps, beside 8 MiB of tables. */
+#define KVF_COPIER_ROOM_BYTES ((uint64_t)24 << 20)
+
 typedef struct kvf_copier kvf_copier;
 typedef struct kvf_copy_job kvf_copy_job;
 
@@ -86,7 +89,8 @@ void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table);
 
 /**
  * Gives memory of the device to jobs that are started afterwards; its contents are undefined. It is allocated and freed
- * in the order of the copier's stream, so neither waits for the device.
+ * in the order of the copier's stream, so neither waits for the device, unless more than KVF_COPIER_ROOM_BYTES are given
+ * at once: what is beyond that does not stay, and asking for it again may wait for all work of the device.
  *
  * @param bytes    at least 1
  * @param address  receives the device's address, which kvf_copier_drop_room() takes

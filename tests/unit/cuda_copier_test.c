@@ -319,7 +319,7 @@ static void the_first_table_does_not_wait_for_the_engine(void **unused) {
     devices_delay(0);
     kvf_cuda_leave(cuda);
     assert_int_equal(kvf_copier_put_table(scene.copier, ids, 5, &table), KVF_OK);
-    assert_int_equal(kvf_copier_room(scene.copier, 1u << 20, &address), KVF_OK);
+    assert_int_equal(kvf_copier_room(scene.copier, KVF_COPIER_ROOM_BYTES, &address), KVF_OK);
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     assert_int_equal(cuda->cuEventQuery(over), CUDA_ERROR_NOT_READY);
     devices_strict(false);

@@ -133,6 +133,39 @@ static void pages_that_do_not_fit_into_the_room_go_one_after_another(void **stat
     }
 }
 
+/* Once the room had up to 64 MiB, of which the driver keeps 32 when somebody waits for a stream. So each call had to get
+ * the rest anew, and drivers may wait for all work of the device then. */
+static void a_later_call_does_not_wait_for_the_engine(void **state) {
+    enum { CELL_BYTES = 65536, BLOCKS = 40, LATE_S = 30 };
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    const kvf_cuda *cuda;
+    CUstream engine;
+    CUevent over;
+    CUdeviceptr room;
+    world w = world_of(shape_of(8, CELL_BYTES, KVF_PAGE_HND, 2, KVF_PAGE_NHD, 2), BLOCKS, 1, 0);
+    list_blocks(&w, BLOCKS);
+    kvf_block_region there = move(&w, 0, &room);
+    assert_int_equal(kvf_permute_received(&w.shape, &there, 1, w.ids, w.id_count, NULL), KVF_OK);
+    assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
+    assert_int_equal(cuda->cuStreamCreateWithPriority(&engine, CU_STREAM_NON_BLOCKING, 0), 0);
+    assert_int_equal(cuda->cuEventCreate(&over, CU_EVENT_DISABLE_TIMING), 0);
+    assert_int_equal(cuda->cuStreamSynchronize(engine), 0);
+    devices_strict(true);
+    devices_delay(LATE_S * KVF_SECOND);
+    assert_int_equal(cuda->cuEventRecord(over, engine), 0);
+    devices_delay(0);
+    assert_int_equal(kvf_permute_received(&w.shape, &there, 1, w.ids, w.id_count, NULL), KVF_OK);
+    assert_int_equal(cuda->cuEventQuery(over), CUDA_ERROR_NOT_READY);
+    devices_strict(false);
+    devices_hasten();
+    assert_int_equal(cuda->cuEventDestroy_v2(over), 0);
+    assert_int_equal(cuda->cuStreamDestroy_v2(engine), 0);
+    kvf_cuda_leave(cuda);
+    device_room_free(room);
+    end(&w);
+}
+
 static void more_regions_than_a_job_has_boxes_are_all_permuted(void **state) {
     (void)state;
     enum { REGIONS = KVF_COPY_QUEUE_BOXES + 3 };
@@ -484,6 +517,7 @@ int main(void) {
         cmocka_unit_test(any_form_becomes_any_other_cell_by_cell),
         cmocka_unit_test(the_result_is_that_of_the_host),
         cmocka_unit_test(pages_that_do_not_fit_into_the_room_go_one_after_another),
+        cmocka_unit_test(a_later_call_does_not_wait_for_the_engine),
         cmocka_unit_test(more_regions_than_a_job_has_boxes_are_all_permuted),
         cmocka_unit_test(more_pages_than_are_counted_at_once_are_all_permuted),
         cmocka_unit_test(tokens_past_the_covered_ones_become_zero),

@@ -81,7 +81,7 @@ typedef struct kvf_block_region {
 } kvf_block_region;
 
 /** Working memory of the caller's, in host memory, aligned for uint64_t; only one call at a time may use it. What a
- * device needs is allocated besides, by the call: on the device up to 64 MiB, or one page if that is longer. */
+ * device needs is allocated besides, by the call: on the device up to 24 MiB, or one page if that is longer. */
 typedef struct kvf_scratch {
     void *memory;
     uint64_t bytes;
