@@ -86,7 +86,11 @@ typedef struct kvf_peer kvf_peer;
  *   "libfabric.poll_us"   how often an endpoint looks for events, in microseconds, up to 1000000; ten times more
  *                 seldom while it has nothing under way. Default: 0, never, where the provider has a descriptor that
  *                 shows them; 100 elsewhere
- *   "ucx.tls"     value for UCX_TLS; default: that of the environment
+ *   "ucx.tls"     value for UCX_TLS; default: that of the environment or of UCX's files, else "^cuda_ipc". With
+ *                 cuda_ipc, a peer on this host that reads or writes memory of a device keeps it open until its process
+ *                 ends, also after kvf_peer_close(), and for the driver, freeing such memory is undefined behaviour. So
+ *                 who lets UCX use it, as by "all" or "cuda", must not free such memory before these processes have
+ *                 ended
  *   "ucx.library" the UCX to load: files of libucp, separated by ':'; the first usable one is loaded. The system's
  *                 loader finds a name without a slash. Default: "libucp.so.0". A process may use several, unless
  *                 their files have the same names
@@ -279,7 +283,7 @@ KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint3
  * with KVF_E_PEER_LOST at the peers, which must connect again by a new card. Once this has returned KVF_OK, no peer
  * touches the memory any more, except by UCX: peers that are connected by it must have stopped before. Where UCX
  * emulates one-sided operations, it serves any address; with RDMA it keeps registrations in a cache, so that a peer with
- * the old card keeps access until the memory is unmapped.
+ * the old card keeps access until the memory is unmapped; and see "ucx.tls" about memory of devices.
  *
  * A process that is stopped in the middle of a write, or claims to be, can write to the memory until it ends:
  * KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and how long we have

@@ -6,6 +6,7 @@
  */
 #include <dlfcn.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 
@@ -105,10 +106,29 @@ COMPLETE(ucp_am_send_nbx, ucp_ep_h ep, unsigned id, const void *header, size_t h
 
 /* ---- functions that give something -------------------------------------------------------------- */
 
+/* The value of UCX_TLS in files, and in the configuration that was read last. */
+static char tls_of_files[64] = "all", tls[64];
+
+void fake_ucx_configure(const char *value) {
+    (void)snprintf(tls_of_files, sizeof tls_of_files, "%s", value);
+}
+
+const char *fake_ucx_tls(void) {
+    return tls;
+}
+
 SEEN ucs_status_t ucp_config_read(const char *prefix, const char *file, ucp_config_t **out) {
     note(__func__);
+    const char *of_environment = getenv("UCX_TLS");
+    (void)snprintf(tls, sizeof tls, "%s", of_environment ? of_environment : tls_of_files);
     *out = thing();
     return UCS_OK;
+}
+
+SEEN void ucp_config_print(const ucp_config_t *config, FILE *stream, const char *title,
+                           ucs_config_print_flags_t flags) {
+    note(__func__);
+    (void)fprintf(stream, "UCX_NET_DEVICES=all\nUCX_TLS=%s\nUCX_SHARE_PD=n\n", tls);
 }
 
 static bool takes_whole_allocations = true;
@@ -117,6 +137,8 @@ SEEN ucs_status_t ucp_config_modify(ucp_config_t *config, const char *name, cons
     note(__func__);
     if (strcmp(name, "CUDA_COPY_REG_WHOLE_ALLOC") == 0)
         takes_whole_allocations = strcmp(value, "off") != 0;
+    if (strcmp(name, "TLS") == 0)
+        (void)snprintf(tls, sizeof tls, "%s", value);
     return UCS_OK;
 }
 

@@ -28,6 +28,8 @@ static void (*forget)(void);
 static void (*refuse)(int result);
 static void (*hang)(int hanging);
 static void (*give_card)(int has_card);
+static void (*configure)(const char *value);
+static const char *(*tls)(void);
 static CUresult (*get_current)(CUcontext *context);
 
 static void find(const char *file, const char *name, void *out) {
@@ -51,6 +53,8 @@ static int prepare(void **unused) {
     find(library, "fake_ucx_refuse", &refuse);
     find(library, "fake_ucx_hang", &hang);
     find(library, "fake_ucx_give_card", &give_card);
+    find(library, "fake_ucx_configure", &configure);
+    find(library, "fake_ucx_tls", &tls);
     find("libcuda.so.1", "cuCtxGetCurrent", &get_current);
     return 0;
 }
@@ -383,6 +387,35 @@ static void all_segments_of_a_region_are_registered(void **unused) {
     device_segments_free(segments, bytes);
 }
 
+/* ---- handles of memory --------------------------------------------------------------------------- */
+
+static void assert_tls(const char *setting, const char *wanted) {
+    const kvf_setting settings[] = {{"ucx.library", library}, {"ucx.tls", setting}};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = settings, .setting_count = setting ? 2 : 1};
+    kvf_transport *made;
+    assert_ok(kvf_transport_open("ucx", &options, &made));
+    assert_string_equal(tls(), wanted);
+    kvf_transport_close(made);
+}
+
+/* UCX keeps what it has opened by such handles open as long as the process, so that an owner could never free it. */
+static void memory_of_peers_is_not_opened_by_handles_unless_the_user_chooses_transports(void **unused) {
+    (void)unused;
+    assert_tls(NULL, "^cuda_ipc");
+    assert_tls("rc,cuda", "rc,cuda");
+    assert_tls("all", "all");
+    assert_int_equal(setenv("UCX_TLS", "tcp,cuda", 1), 0);
+    assert_tls(NULL, "tcp,cuda");
+    assert_tls("rc,cuda", "rc,cuda");
+    assert_int_equal(setenv("UCX_TLS", "all", 1), 0);
+    assert_tls(NULL, "all");
+    assert_int_equal(unsetenv("UCX_TLS"), 0);
+    configure("tcp,self"); /* in ucx.conf */
+    assert_tls(NULL, "tcp,self");
+    configure("all");
+}
+
 /* ---- devices that are lost ---------------------------------------------------------------------- */
 
 static void note_end(void *context, kvf_operation operation, kvf_status status, const char *detail) {
@@ -428,6 +461,7 @@ int main(void) {
         cmocka_unit_test(memory_of_a_device_that_network_cards_do_not_reach_is_refused),
         cmocka_unit_test(a_peer_is_reached_though_its_arena_on_a_device_is_not),
         cmocka_unit_test(all_segments_of_a_region_are_registered),
+        cmocka_unit_test(memory_of_peers_is_not_opened_by_handles_unless_the_user_chooses_transports),
         cmocka_unit_test(a_device_that_an_error_has_ended_keeps_no_connection_open),
     };
     devices_open();

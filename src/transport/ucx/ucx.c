@@ -104,6 +104,40 @@ static void prefer(const kvf_ucx_library *ucx, ucp_config_t *config) {
     }
 }
 
+/* Whether UCX's configuration has this line, of its files (ucx.conf), too. True if this UCX does not tell. */
+static bool has_line(const kvf_ucx_library *ucx, const ucp_config_t *config, const char *wanted) {
+    char *text = NULL, *rest, *line;
+    size_t length = 0;
+    FILE *memory = ucx->ucp_config_print ? open_memstream(&text, &length) : NULL;
+    bool found = false;
+    if (!memory)
+        return true;
+    ucx->ucp_config_print(config, memory, NULL, UCS_CONFIG_PRINT_CONFIG);
+    const bool written = fclose(memory) == 0;
+    rest = text;
+    while (written && !found && (line = strsep(&rest, "\n")) != NULL)
+        found = strcmp(line, wanted) == 0;
+    free(text);
+    return found || !written;
+}
+
+/*
+ * Leaves cuda_ipc out, unless the user has chosen UCX's transports. It opens the memory of a peer's device by IPC handles
+ * and keeps it open in a cache of the process, beyond the connection and the endpoint. So no owner could wait until its
+ * memory may be freed, as those of the fabric "cuda" do, which serves devices of one host.
+ *
+ * A UCX of 1.13 to 1.16 warns that it has no cuda_ipc if it has none. It has no other reason for such a warning if the user has
+ * not chosen its devices either.
+ */
+static void leave_out_handles(const kvf_ucx_library *ucx, const kvf_transport_options *options,
+                              ucp_config_t *config) {
+    if (kvf_setting_of(options, TLS) || getenv("UCX_TLS") || !has_line(ucx, config, "UCX_TLS=all"))
+        return;
+    (void)ucx->ucp_config_modify(config, "TLS", "^cuda_ipc");
+    if (!kvf_setting_of(options, DEVICES) && !getenv("UCX_NET_DEVICES") && !getenv("UCX_WARN_INVALID_CONFIG"))
+        (void)ucx->ucp_config_modify(config, "WARN_INVALID_CONFIG", "n");
+}
+
 static kvf_status configure(const kvf_ucx_library *ucx, const kvf_transport_options *options,
                             ucp_config_t **out) {
     ucs_status_t status = ucx->ucp_config_read(NULL, NULL, out);
@@ -118,6 +152,7 @@ static kvf_status configure(const kvf_ucx_library *ucx, const kvf_transport_opti
         if (settings[i][1])
             status = ucx->ucp_config_modify(*out, settings[i][0], settings[i][1]);
     prefer(ucx, *out);
+    leave_out_handles(ucx, options, *out);
     if (status == UCS_OK)
         return KVF_OK;
     ucx->ucp_config_release(*out);

@@ -72,6 +72,7 @@ typedef struct kvf_ucx_endpoint kvf_ucx_endpoint;
     NEEDED(ucp_request_check_status)                                                                         \
     NEEDED(ucp_request_free)                                                                                 \
     NEEDED(ucs_status_string)                                                                                \
+    USEFUL(ucp_config_print)                                                                                 \
     USEFUL(ucp_context_print_info)                                                                           \
     USEFUL(ucs_log_push_handler)
 
