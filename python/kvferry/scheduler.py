@@ -271,7 +271,8 @@ class Schedule(Handle):
             serves: other engines will want its cache, see finished()
             consumers: number of these engines
             push: we write the cache to them, rather than wait until they read
-            push_id: their name of the transfer; None: base_request_id() of the id
+            push_id: their name of the transfer; None: base_request_id() of the id, which must then differ from
+                that of every other request that is pushed
 
         Raises ExistsError (a request of this id has not ended), LimitError (max_requests), OutOfRangeError (the
         source's state is after more tokens than a consumer can use: add the request without a source).

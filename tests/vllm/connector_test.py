@@ -79,6 +79,23 @@ class Moving(Pairs):
         assert stats is not None
         self.assertGreater(stats.data["written_bytes"], 0)
 
+    def test_requests_that_share_the_clients_id_are_written_each_to_its_own_consumer(self) -> None:
+        prefill, decode = self.pair(transfer_mode="push")
+        tables = {"cmpl-trace-0-0a1b2c3d": ([3, 7], [9, 2, 4]), "cmpl-trace-0-4e5f6071": ([5, 1], [8, 6, 10])}
+        told = {}
+        for salt, (name, (there, _)) in enumerate(tables.items()):
+            for layer in range(LAYERS):
+                prefill.write(layer, there, range(40), salt)
+            told[name] = prefill.serve(name, 40, there)
+        for name in reversed(tables):  # the later one is wanted first
+            decode.want(name, 40, told[name], tables[name][1])
+        with self.assertNoLogs(LOGGER, logging.ERROR):
+            steps(prefill, decode, until=lambda: decode.received == prefill.sent == set(tables))
+        self.assertEqual((decode.failed, decode.invalid), (set(), set()))
+        for salt, (_, here) in enumerate(tables.values()):
+            for layer in range(LAYERS):
+                self.assertEqual(decode.wrong(layer, here, range(40), salt), 0)
+
     def test_bytes_go_the_way_that_the_settings_name(self) -> None:
         for mode in ("pull", "push"):
             for move in ("direct", "packed", "auto"):

@@ -38,6 +38,7 @@ logger = init_logger("vllm.kvferry")
 
 NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
 MAX_USES = 64
+PUSH_ID_BYTES = 16
 
 
 class Scheduling:
@@ -143,8 +144,11 @@ class Scheduling:
             serves = prefills or request.request_id in self._turns
             push = prefills and self._settings.push
             announced = push and source is None and bool(params.get("kvferry_transfer_id"))
+            # Requests may share their X-Request-Id, from which the schedule would make the name of a push.
+            push_id = os.urandom(PUSH_ID_BYTES) if push else None
             if announced:
                 self._check_length(request)
+                push_id = read_id(params)
             tokens = self._kept_tokens(request) if prefills else request.num_prompt_tokens
             key = self._keys[request.request_id] = self._schedule.add(
                 request.request_id,
@@ -154,7 +158,7 @@ class Scheduling:
                 serves=serves,
                 consumers=(read_number(params, "kvferry_uses", 0, MAX_USES) if prefills else 0) or 1,
                 push=push,
-                push_id=read_id(params) if announced else None,
+                push_id=push_id,
             )
             if tokens < request.num_prompt_tokens:
                 shorten_prompt(request, tokens)
