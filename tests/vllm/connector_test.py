@@ -167,6 +167,50 @@ class Moving(Pairs):
         stats = decode.worker.take_stats()  # letting go of blocks is not a load
         self.assertEqual(stats.data["loads"] if stats else 0, 0)
 
+    def test_a_producer_learns_at_once_that_its_parameters_are_refused(self) -> None:
+        for mode in ("pull", "push"):
+            prefill, decode = self.pair(transfer_mode=mode)
+            for name, forged, role in (
+                ("prompt", {"kvferry_prompt": "another"}, True),
+                ("rotation", {"kvferry_rotation": "another"}, True),
+                ("role", {}, False),
+            ):
+                decode.scheduling._rotation = "ours"
+                decode.config.kv_transfer_config.is_kv_consumer = role
+                with self.subTest(name, mode=mode), self.says(f"request {name} is computed here"):
+                    params = prefill.serve(name, TOKENS, THERE)
+                    self.assertEqual(decode.want(name, TOKENS, params | forged, HERE), 0)
+                    self.let_go(name, prefill, decode)
+
+    def test_a_producer_learns_at_once_that_vllm_has_refused_a_request(self) -> None:
+        """vLLM then adds a request of one token, 0, and ends it."""
+        for mode in ("pull", "push"):
+            prefill, decode = self.pair(transfer_mode=mode)
+            for name, tokens in (("long", TOKENS), ("short", 1)):
+                with self.subTest(name, mode=mode), self.assertNoLogs(LOGGER, logging.ERROR):
+                    request = a_request(name, 1, prefill.serve(name, tokens, THERE))
+                    request.prompt_token_ids = request.all_token_ids = [99]
+                    request.abort_immediately = True
+                    decode.scheduling.add(request)
+                    self.assertEqual(decode.scheduling.finished(request, [[]], False), (False, None))
+                    self.let_go(name, prefill, decode)
+
+    def let_go(self, name: str, prefill: Half, decode: Half) -> None:
+        begun = time.monotonic()
+        steps(prefill, decode, until=lambda: name in prefill.sent and not decode.worker._jobs)
+        self.assertLess(time.monotonic() - begun, 10)  # its lease, or a push's deadline, is longer
+        self.assertEqual((decode.received, decode.scheduling._schedule.counts.requests), (set(), 0))
+
+    def test_nothing_is_sent_where_parameters_cannot_be_read(self) -> None:
+        prefill, decode = self.pair()
+        params = prefill.serve("r", TOKENS, THERE)
+        for i, wrong in enumerate(
+            ({"remote_port": "http"}, {"kvferry_versions": [7, 9]}, {"kvferry_weights": "w"})
+        ):
+            with self.says("is computed here"):
+                decode.want(f"r{i}", TOKENS, params | wrong, HERE)
+        self.assertEqual(decode.step().instructions, [])
+
     def test_a_producer_that_is_gone_is_told_for_no_longer_than_a_load_may_take(self) -> None:
         prefill, decode = self.pair(transfer_mode="push", kv_load_deadline=1)
         params = prefill.serve("r", TOKENS, THERE)

@@ -56,6 +56,7 @@ def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: i
         cache_salt=None,
         num_computed_tokens=computed,
         max_tokens=16,
+        abort_immediately=False,
     )
 
 

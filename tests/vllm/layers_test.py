@@ -23,7 +23,7 @@ import latent_state_test as kimi
 import torch
 from computing import Computing, bytes_of, steps
 from fake_device import Device, Event
-from halves import Layers
+from halves import Layers, a_request, output_of
 from layouts import Layout, Specs, lay_out
 from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
@@ -32,6 +32,7 @@ from kvferry.commands import DRAIN, HAND_OVER, ask
 from kvferry.contact import Contact
 from kvferry.errors import Status
 from kvferry.plan import CostModel
+from kvferry.scheduler import InstructionKind
 from kvferry.vllm.connector import KvferryConnector
 from kvferry.vllm.draining import DRAINS, REFUSED
 from kvferry.vllm.marks import DeviceMarks
@@ -374,6 +375,15 @@ class StatesAndLatents(Pairs):
                     )
                     self.assertEqual(decode.cells("r", kimi.FIELDS, kimi.TOKENS), sent)
                     self.assertTrue(all(map(any, sent.values())))
+
+    def test_a_producer_whose_state_is_after_too_many_tokens_is_told(self) -> None:
+        engine = self.start(kimi.engine(1, 48, "SD", "decode"), kimi.model(), "decode", kimi.STATES)
+        request = a_request("r", kimi.TOKENS, self.announced(engine, remote_num_tokens=kimi.TOKENS))
+        with self.assertLogs(LOGGER, "ERROR") as log:
+            engine.scheduling.add(request)
+        self.assertIn("a state after these cannot be stepped back", "\n".join(log.output))
+        told = engine.scheduling.step(output_of())
+        self.assertEqual([item.kind for item in told.instructions], [InstructionKind.NOTIFY])
 
     def test_a_changed_byte_is_noticed(self) -> None:
         prefill, decode = self.hand_over(1, 1, [kimi.TOKENS])

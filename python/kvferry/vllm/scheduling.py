@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -129,11 +130,18 @@ class Scheduling:
         if not params or self._schedule is None:
             return
         prefills = bool(params.get("do_remote_decode"))
+        source: TransferParams | None = None
         try:
-            source = self._turn_before(request, params) if prefills else None
+            if prefills:
+                source = self._turn_before(request, params)
             if params.get("do_remote_prefill"):
-                self._check_role()
                 source = read_source(params, self._weights)
+                if getattr(
+                    request, "abort_immediately", False
+                ):  # vLLM has refused it, and its prompt is a stub
+                    self._decline(request, source)
+                    return
+                self._check_role()
                 self._check_prompt(request, source, params)
             if source is None and not prefills:
                 return
@@ -168,6 +176,20 @@ class Scheduling:
                 self._early.add(request, key)
         except (KvferryError, TypeError, ValueError) as error:
             logger.error("request %s is computed here: %s", request.request_id, error)
+            if source is not None and request.request_id not in self._keys:
+                self._decline(request, source)
+
+    def _decline(self, request: Request, source: TransferParams) -> None:
+        """Tells the other engine that its cache is not wanted, or it would keep that until its lease ends."""
+        assert self._schedule is not None
+        with contextlib.suppress(KvferryError, TypeError, ValueError):  # of what the schedule refuses, too
+            key = self._schedule.add(
+                request.request_id,
+                request.num_prompt_tokens,
+                now_ns=time.monotonic_ns(),
+                source=replace(source, tokens=0),  # as many as can be used: a state is not stepped back
+            )
+            self._schedule.abort(key)
 
     def _check_role(self) -> None:
         """Raises InvalidError where a load is not safe: vLLM may still compute what a block held before."""
