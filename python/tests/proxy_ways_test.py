@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
+from unittest import mock
 
 from aiohttp import web
 
@@ -47,6 +48,17 @@ async def test_both_servers_are_asked_at_once_when_the_engine_is_known(scene: Sc
         "kvferry_weights": "w1",
         "kvferry_versions": [1, 1],
     }
+
+
+@in_scene()
+async def test_each_server_is_asked_once_although_answers_are_false(scene: Scene) -> None:
+    """Before aiohttp 3.12 an answer is a mapping, which has no truth of its own and is empty."""
+    writing(scene)
+    with mock.patch.object(web.StreamResponse, "__bool__", lambda _: False, create=True):
+        for _ in range(3):
+            assert await scene.ask() == (200, " ".join(("loaded:P0", *WORDS)))
+    assert [len(server.asked) for server in (*scene.prefill, *scene.decode)] == [3, 3]
+    assert await scene.metric('handed_over_total{way="at_once"}') == 2
 
 
 @in_scene()

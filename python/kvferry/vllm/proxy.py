@@ -138,7 +138,9 @@ class Proxy:
             if not work.alone:
                 work = replace(work, before=self._turns.take(work.prompt))
             to = Passing(request)
-            answer = await self._at_once(to, work, begun) or await self._in_turn(to, work, begun)
+            answer = await self._at_once(to, work, begun)
+            if answer is None:  # not "or": an answer is a mapping, and an empty one, before aiohttp 3.12
+                answer = await self._in_turn(to, work, begun)
             outcome = "answered" if answer.status < 400 else outcome
             return answer
         except Refused as refused:
