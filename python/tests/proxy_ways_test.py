@@ -121,6 +121,16 @@ async def test_an_engine_that_has_slept_is_the_same_one(scene: Scene) -> None:
     assert server.engine is None
 
 
+def test_numbers_of_a_request_are_not_taken_for_its_engine() -> None:
+    """vLLM 0.33 adds how many tokens of the prompt were cached."""
+    server = Servers("prefill", ["http://p"]).all[0]
+    engine = {"transfer_mode": "push", "remote_engine_id": "p"}
+    for cached in (0, 16, 512):
+        numbers = {"remote_prefill_cached_tokens": cached, "remote_num_tokens": cached + 1}
+        server.learn({**engine, **numbers, "kvferry_transfer_id": "00"})
+        assert server.engine == engine
+
+
 def test_an_engine_that_is_left_alone_behind_its_url_is_known_again() -> None:
     server = Servers("prefill", ["http://p"]).all[0]
     one = {"transfer_mode": "push", "kvferry_transfer_id": "00", "remote_engine_id": "p_dp0"}

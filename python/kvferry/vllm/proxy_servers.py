@@ -34,6 +34,7 @@ OF_REQUEST = frozenset(
         "remote_block_ids",
         "remote_request_id",
         "remote_num_tokens",
+        "remote_prefill_cached_tokens",
         "kvferry_prompt",
         "remote_blocks_expiry_time",
         "kvferry_transfer_id",
