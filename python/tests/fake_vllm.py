@@ -41,7 +41,7 @@ class FakeServer:
     """One server.
 
     Attributes:
-        asked: bodies of the requests that came, and names: their X-Request-Id
+        asked: bodies of the requests that came, names: their X-Request-Id, and keys: the Authorization of all
         gone: how many requests their clients have left
     """
 
@@ -51,6 +51,7 @@ class FakeServer:
         self.first: list[Does] = []  # what it does with the first requests, before `does`
         self.asked: list[dict[str, Any]] = []
         self.names: list[str] = []
+        self.keys: list[str] = []
         self.gone = 0
         self.go = asyncio.Event()
         self.mode = "pull"
@@ -96,12 +97,14 @@ class FakeServer:
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, request: web.Request) -> web.Response:
+        self.keys.append(request.headers.get("Authorization", ""))
         return web.json_response({"object": "list", "data": [{"id": self.name}]})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked.append(body)
         self.names.append(request.headers.get("X-Request-Id", ""))
+        self.keys.append(request.headers.get("Authorization", ""))
         try:
             return await self._answer(request, body)
         except (asyncio.CancelledError, ConnectionError):

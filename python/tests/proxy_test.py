@@ -85,6 +85,9 @@ async def test_keys_and_names_go_along(scene: Scene) -> None:
     async with scene.client.post(scene.url + "/v1/completions", json=QUESTION, headers=headers) as answer:
         assert answer.headers["X-Request-Id"] == "mine"
     assert (scene.prefill[0].names, scene.decode[0].names) == (["mine-p0"], ["mine-d0"])
+    async with scene.client.get(scene.url + "/v1/models", headers=headers) as answer:
+        assert answer.status == 200
+    assert (scene.prefill[0].keys, scene.decode[0].keys) == (["Bearer us"], ["Bearer us"] * 2)
 
 
 def test_what_is_not_handed_over() -> None:

@@ -49,7 +49,7 @@ from kvferry.vllm.proxy_answers import (
 )
 from kvferry.vllm.proxy_metrics import Metrics
 from kvferry.vllm.proxy_operator import Operator
-from kvferry.vllm.proxy_requests import Work, read_work
+from kvferry.vllm.proxy_requests import Work, passed_on, read_work
 from kvferry.vllm.proxy_servers import Server, Servers, read_prompt
 from kvferry.vllm.proxy_turns import Listener, Turns
 
@@ -314,7 +314,8 @@ class Proxy:
         if server is None:
             return error_answer(503, self.decode.why_none())
         try:
-            async with self._session.get(server.url + request.path) as answer:
+            headers = passed_on(request.headers)
+            async with self._session.get(server.url + request.path, headers=headers) as answer:
                 return web.Response(
                     status=answer.status, body=await answer.read(), content_type=answer.content_type
                 )

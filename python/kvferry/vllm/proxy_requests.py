@@ -64,8 +64,12 @@ def read_work(path: str, content: bytes, headers: Mapping[str, str]) -> Work:
         raise Refused(error_answer(400, "the body is not an object"))
     body.pop("kv_transfer_params", None)  # a client may not choose which servers speak with each other
     name = headers.get("X-Request-Id") or uuid.uuid4().hex
-    passed = {key: headers[key] for key in ("Authorization",) if key in headers}
-    return Work(path, body, read_prompt(body), name, passed, why_not_handed_over(body))
+    return Work(path, body, read_prompt(body), name, passed_on(headers), why_not_handed_over(body))
+
+
+def passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    """A client's headers that servers get, too."""
+    return {name: headers[name] for name in ("Authorization",) if name in headers}
 
 
 def why_not_handed_over(body: dict[str, Any]) -> str:
