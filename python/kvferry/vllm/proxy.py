@@ -28,6 +28,7 @@ import argparse
 import asyncio
 import contextlib
 import logging
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -342,6 +343,13 @@ async def _end(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Sockets at all addresses of a host: aiohttp's log has their ports, and before 3.14 only theirs."""
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = dict.fromkeys((family, address) for family, _, _, _, address in found)
+    return [socket.create_server(address, family=family) for family, address in addresses]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a proxy until it is ended by a signal."""
     parser = argparse.ArgumentParser(
@@ -391,7 +399,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.operator_port is not None:
         app.cleanup_ctx.append(Operator((proxy.prefill, proxy.decode)).door(given.operator_port))
     web.run_app(
-        app, host=given.host, port=given.port, handler_cancellation=True, access_log=None, print=logger.info
+        app,
+        sock=_listen(given.host, given.port),
+        handler_cancellation=True,
+        access_log=None,
+        print=logger.info,
     )
 
 
