@@ -295,7 +295,12 @@ async def test_a_request_that_is_wrong_is_refused_once(scene: Scene) -> None:
 
 @in_scene()
 async def test_bodies_that_are_no_requests(scene: Scene) -> None:
-    for body, text in ((b"{", "not JSON"), (b"[1]", "not an object"), (b"\xff", "not JSON")):
+    for body, text in (
+        (b"{", "not JSON"),
+        (b"[1]", "not an object"),
+        (b"\xff", "not JSON"),
+        (b'{"prompt":' + b"[" * 100_000, "lists or objects in each other"),
+    ):
         async with scene.client.post(scene.url + "/v1/completions", data=body) as answer:
             assert answer.status == 400 and text in await answer.text()
     assert scene.prefill[0].asked == []

@@ -150,6 +150,9 @@ class Proxy:
         except Broken as broken:
             outcome = "broken"
             return broken.answer
+        except RecursionError:  # of json, which reads it here and writes it for servers
+            outcome = "refused"
+            return error_answer(400, "the body has too many lists or objects in each other")
         except ClientGone:
             outcome = "client_gone"
             return web.Response(status=499)  # the client is gone and does not read it
