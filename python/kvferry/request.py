@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from kvferry._native import Arena, CallLock, Handle, Ids, call, fill, resource_o
 from kvferry._values import list_of, listed
 from kvferry.errors import InvalidError
 from kvferry.plan import Plan
+
+if TYPE_CHECKING:
+    from kvferry.transport import Endpoint
 
 NO_BLOCK = int(lib.KVF_NO_BLOCK)
 """A table entry without memory behind it: a block before the sliding window."""
@@ -116,6 +119,12 @@ class GroupRequest:
     end: int = 0
 
 
+class Reading(Protocol):
+    """The library's side of a transfer or a move that reads a request."""
+
+    endpoint: Endpoint
+
+
 class Request(Handle):
     """The bytes of one request, by a plan. Made once, and set again for each request.
 
@@ -125,7 +134,7 @@ class Request(Handle):
     def __init__(self, plan: Plan, groups: Sequence[GroupRequest] | None = None) -> None:
         resource = resource_of(Plan, plan)
         self._lock = CallLock()
-        self._moving = 0  # transfers that read it
+        self._moves: set[Reading] = set()  # that have not been freed
         self._own(
             take(lib.kvf_request_create, "kvf_request *", resource.pointer), lib.kvf_request_free, resource
         )
@@ -146,8 +155,10 @@ class Request(Handle):
             fill(pointer[i].local, **table_fields(group.local, arena))
             fill(pointer[i].remote, **table_fields(group.remote, arena))
             fill(pointer[i], begin=group.begin, end=group.end)
+        for move in list(self._moves):
+            move.endpoint.end_forgotten()
         with self._lock:
-            if self._moving:
+            if self._moves:
                 raise InvalidError("the request is being moved: close its transfers before setting it again")
             call(lib.kvf_request_set, resource.pointer, pointer, len(groups))
 

@@ -404,7 +404,7 @@ class _Move:
         self._request = request
         self._kept = request._get()
         self._moves = stage._moves
-        request._moving += 1
+        request._moves.add(self)
         self._moves.add(self)
 
     def look(self) -> _Move:
@@ -430,7 +430,7 @@ class _Move:
                 lib.kvf_move_free(self.pointer)
             finally:  # a signal handler's exception comes when it is freed
                 self.pointer = None
-                self._request._moving -= 1
+                self._request._moves.discard(self)
                 self._moves.discard(self)
 
 

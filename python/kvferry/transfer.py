@@ -92,7 +92,7 @@ class Move:
         self._kept = request._get()
         self._last: tuple[Status, int, int] = (Status.IN_PROGRESS, 0, 0)
         self._detail = ""
-        request._moving += 1
+        request._moves.add(self)
         endpoint.moves.add(self)
 
     def look(self) -> tuple[Status, int, int]:
@@ -124,7 +124,7 @@ class Move:
                 lib.kvf_transfer_free(self.pointer)
             finally:  # a signal handler's exception comes when it is freed
                 self.pointer = None
-                self._request._moving -= 1
+                self._request._moves.discard(self)
                 self.endpoint.moves.discard(self)
 
 

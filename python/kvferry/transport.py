@@ -175,8 +175,9 @@ class Endpoint:
 
     def end_forgotten(self) -> None:
         """Frees transfers and moves that Python has dropped."""
-        while self.forgotten:
-            self.forgotten.popleft().end()
+        with self.lock:
+            while self.forgotten:
+                self.forgotten.popleft().end()
 
 
 @contextlib.contextmanager

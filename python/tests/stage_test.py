@@ -321,7 +321,6 @@ def test_a_forgotten_move_lets_its_request_and_its_transport_go() -> None:
     request, peer = Request(Plan(decode.shard(0), prefill), groups), here.connect(there.card)
     stage.pull(request, [peer], way=Way.DIRECT)
     gc.collect()
-    here.progress()
     request.set(groups)
     stage.pull(request, [peer], way=Way.DIRECT)
     known = weakref.ref(here)

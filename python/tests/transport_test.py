@@ -236,6 +236,14 @@ def test_a_request_that_moves_cannot_be_set() -> None:
     pair.close()
 
 
+def test_a_request_whose_transfer_was_dropped_can_be_set_again() -> None:
+    pair = Pair("inproc")
+    for end in (1, 2, 3):
+        pair.request.set([GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, end)])
+        assert pair.here.pull(pair.request, pair.peers).wait(20)
+    pair.close()
+
+
 def test_a_cancelled_transfer_says_so() -> None:
     pair = Pair("inproc")
     transfer = pair.here.pull(pair.request, pair.peers)
