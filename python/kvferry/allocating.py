@@ -54,6 +54,9 @@ class Allocating(OfOneProcess, ABC):
         """A zeroed array that peers on this host can map: host memory may outlive this object, memory of a
         device ends with it.
 
+        The memory is kept until this object is closed, also where the array is dropped and its region
+        unregistered: use the array again rather than allocate another.
+
         Args:
             device: a number of its kind; or "cpu", "cuda" (the first) or "cuda:1", which name the kind too
 

@@ -396,6 +396,8 @@ class Transport(Allocating):
     def connect(self, card: bytes) -> Peer:
         """Connects to the endpoint that exported the card. May return before the peer has answered.
 
+        The connection lasts until Peer.close(), or until the transport is closed, also if the Peer is dropped.
+
         Raises ParseError (not a card), UnsupportedError (no kind in common), PeerLostError, NotPermittedError.
         """
         with self._using() as pointer:
@@ -481,7 +483,7 @@ class Transport(Allocating):
 
 
 class Peer(OfOneProcess):
-    """Another endpoint, connected with Transport.connect()."""
+    """Another endpoint, connected with Transport.connect(). Close it: the connection outlives the object."""
 
     def __init__(self, transport: Transport, pointer: Any) -> None:
         self._transport = transport
