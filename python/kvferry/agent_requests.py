@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, call, ends, fill, id_fields, nanoseconds, take
+from kvferry._native import Arena, Span, call, ends, fill, id_fields, nanoseconds, take
 from kvferry._session import Session
 from kvferry._values import for_c, listed, whole_number
 from kvferry.contact import Contact, contact_fields
@@ -365,7 +365,7 @@ class Requests:
     def push_ready(
         self,
         ticket: int,
-        chunk: tuple[int, int] = (0, ALL_TOKENS),
+        chunk: Span = (0, ALL_TOKENS),
         layers: int = ALL_LAYERS,
         *,
         blocks: Sequence[Blocks] | None = None,
@@ -375,7 +375,7 @@ class Requests:
         """Says how much of a push is ready; with the ticket alone, all of it.
 
         Args:
-            chunk: the tokens (begin, end) that are being computed; all layers of earlier tokens are ready
+            chunk: the tokens, a range or (begin, end), being computed; all layers of earlier ones are ready
             layers: number of model layers that are ready for the tokens of the chunk
             blocks: blocks that the push does not have yet, one table for each group of the model, each with its
                 place in the sequence: BlockTable(ids, first_block). This call claims them; those behind the

@@ -386,7 +386,7 @@ def test_a_push_is_written_as_it_becomes_ready(pair: Pair) -> None:
     pair.consumer.expect("r", pair.producer.contact, WANTED)
     ticket = pair.producer.push("r", HELD)
     pair.producer.push_ready(ticket, (0, 16), 1)
-    pair.producer.push_ready(ticket, (0, 16), 2)
+    pair.producer.push_ready(ticket, range(0, 16), 2)
     with pytest.raises(OutOfRangeError):
         pair.producer.push_ready(ticket, (0, 16), 1)
     pair.producer.push_ready(ticket, (16, TOKENS))
