@@ -36,6 +36,8 @@ Span = Union[range, "tuple[int, int]"]
 Ids = Union[Sequence[int], "NDArray[Any]"]
 
 
+# What Python and NumPy count as integers, and no id is.
+_BOOLEANS = frozenset((bool, np.bool_))
 # Of what bytes() makes a copy: bytes(7) would be seven zeros.
 BYTES = (bytes, bytearray, memoryview)
 
@@ -244,10 +246,11 @@ class Arena:
             raise InvalidError(f"ids have {array.ndim} dimensions; allowed: 1")
         if array.size == 0:
             return ffi.NULL, 0
-        if array.dtype.kind not in "iu":
+        mixed = isinstance(values, (list, tuple)) and not _BOOLEANS.isdisjoint(map(type, values))
+        if array.dtype.kind not in "iu" or mixed:
             if array is values:
                 raise InvalidError(f"ids are of type {array.dtype}; allowed: integers")
-            # NumPy has no type that holds all of them: something is no integer, or too large.
+            # Something is no integer, or too large; of True and 3 NumPy makes integers.
             array = np.array([whole_number(value, "an id") for value in values], dtype=object)
         if array.dtype != np.uint32:
             low, high = int(array.min()), int(array.max())

@@ -261,5 +261,8 @@ def test_ids_that_no_type_of_numpy_holds_are_out_of_range(ids: list[int]) -> Non
 def test_ids_that_are_no_list_of_numbers_are_refused() -> None:
     with pytest.raises(InvalidError, match="ids are no list of numbers: "):
         REQUEST.set([GroupRequest([1, [2]], PREFILL_TABLE, 0, TOKENS)])  # type: ignore[list-item]
+    for wrong in ([True, 3, 4], [3, np.True_], (False,)):
+        with pytest.raises(InvalidError, match=r"^an id is .*, of type bool_?; allowed: whole numbers$"):
+            REQUEST.set([GroupRequest(wrong, PREFILL_TABLE, 0, TOKENS)])  # type: ignore[arg-type]
     with pytest.raises(InvalidError, match=r"^an id is 1.5, of type float; allowed: whole numbers$"):
         REQUEST.set([GroupRequest([1, 1.5], PREFILL_TABLE, 0, TOKENS)])  # type: ignore[list-item]
