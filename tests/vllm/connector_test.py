@@ -593,6 +593,8 @@ class BadInput(Pairs):
             ({"side_channel_port": 70000}, "side_channel_port is 70000"),
             ({"side_channel_port": "x"}, "side_channel_port is 'x'"),
             ({"side_channel_host": "10.0.0.1"}, "key_file"),
+            ({"side_channel_host": "0.0.0.0", "insecure": True}, "side_channel_host is '0.0.0.0', which"),
+            ({"side_channel_host": "[::]", "insecure": True}, "side_channel_host is '::', which stands"),
             ({"kv_lease_duration": -1}, "kv_lease_duration is -1"),
             ({"kv_load_deadline": "soon"}, "kv_load_deadline is 'soon'"),
             ({"kv_load_deadline": float("inf")}, "kv_load_deadline is inf"),

@@ -24,6 +24,7 @@ DRAIN = 5.0
 TURN = 480.0
 LONGEST_NAME = 200
 LAST_PORT = 65535
+EVERYWHERE = ("", "*", "0.0.0.0", "::")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -149,6 +150,11 @@ def read_settings(config: VllmConfig) -> Settings:
     extra = _Extra(dict(transfer.kv_connector_extra_config) if transfer is not None else {})
     host = str(extra.get("side_channel_host", os.environ.get("KVFERRY_SIDE_CHANNEL_HOST", "127.0.0.1")))
     host = host.removeprefix("[").removesuffix("]")  # as addresses of IPv6 are written before a port
+    if host in EVERYWHERE:
+        raise InvalidError(
+            f"side_channel_host is {host!r}, which stands for all addresses; allowed: the one by which other "
+            "servers reach this one"
+        )
     said = extra.get("side_channel_port", os.environ.get("KVFERRY_SIDE_CHANNEL_PORT", 0))
     port = _port(said, config.parallel_config.data_parallel_index)
     insecure = extra.switch("insecure")
