@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
 import subprocess
@@ -300,6 +301,23 @@ def test_a_load_can_be_cancelled() -> None:
         until(lambda: loader._loads[arrived._ticket] is not None)
         arrived.cancel()
         until(lambda: free_tokens(loader) == ROOM)
+
+
+def test_a_load_that_is_dropped_is_cancelled() -> None:
+    state, _ = state_and_cells(PLAIN, 50)
+    with agent_of(PLAIN) as lender, agent_of(PLAIN, tokens=64) as loader:
+        params = lender.lend(state)
+        waiting = loader.load({**params, "kvferry_transfer_id": b"another".hex()})
+        with pytest.raises(DeadlineError):
+            waiting.wait(0)
+        del waiting
+        gc.collect()  # the error's frames hold it, too
+        until(lambda: free_tokens(loader) == 64)
+        arrived = loader.load(params)
+        until(lambda: all(loader._loads.values()))
+        del arrived
+        assert len(loader.load(lender.lend(state)).wait(20)) > 0
+        assert not loader._loads and not loader._used
 
 
 def test_a_cancelled_load_wakes_who_waits() -> None:

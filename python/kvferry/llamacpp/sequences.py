@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -39,7 +40,7 @@ from kvferry.transfer_params import read_source, write_source
 
 
 class Arrival:
-    """A sequence that is being loaded; see SequenceAgent.load().
+    """A sequence that is being loaded; see SequenceAgent.load(). If it is dropped, its load is cancelled.
 
     Attributes:
         tokens: how many
@@ -48,6 +49,10 @@ class Arrival:
     def __init__(self, agent: SequenceAgent, ticket: int, tokens: int) -> None:
         self._agent, self._ticket = agent, ticket
         self.tokens = tokens
+
+    def __del__(self) -> None:
+        # Not cancelled here, because a garbage collection may begin with any lock held.
+        self._agent._dropped.append(self._ticket)
 
     def wait(self, timeout: float | None = None) -> NDArray[np.uint8]:
         """The state, for Context.restore() or write_slot(), once all of it is there. It is given once.
@@ -71,6 +76,8 @@ class SequenceAgent:
     A server that computes prompts saves a sequence and lends its state; another, of any engine, reads it by the
     parameters that lend() returns. A server that decodes gives parameters of any engine to load(), and restores
     a sequence from the state that has arrived.
+
+    Close it, or leave its `with` block: until then its thread keeps it and its memory.
 
     Args:
         cache: how the contexts keep their sequences
@@ -108,6 +115,7 @@ class SequenceAgent:
         self._changed = threading.Condition()  # of all that follows
         self._used: dict[int, list[BlockTable]] = {}  # pages that are lent or being filled, or have arrived
         self._loads: dict[int, Event | None] = {}  # that somebody wants, and how they have ended
+        self._dropped: deque[int] = deque()  # loads whose Arrival Python has dropped
         self._layers = [tuple(group) for group in (cache.groups if groups is None else groups)]
         engine = Engine(
             cache.model(self._layers),
@@ -222,6 +230,7 @@ class SequenceAgent:
 
     def _take(self, firsts: Sequence[int], end: int) -> list[BlockTable]:
         """Pages of all groups, or of none."""
+        self._forget_dropped()
         taken: list[BlockTable] = []
         try:
             for pages, first in zip(self._pages, firsts, strict=True):
@@ -269,6 +278,16 @@ class SequenceAgent:
             self._changed.notify_all()
         cancel(self.agent, ticket)
 
+    def _forget_dropped(self) -> None:
+        """Cancels loads whose Arrival was dropped: their pages are free, or will be."""
+        while self._dropped:
+            try:
+                ticket = self._dropped.popleft()
+            except IndexError:  # another thread was faster
+                return
+            if ticket in self._loads:  # it was not given
+                self._forget(ticket)
+
     def _take_events(self) -> None:
         """Notes what becomes of requests, until the agent is closed."""
         try:
@@ -276,6 +295,7 @@ class SequenceAgent:
                 event = self.agent.wait_event()
                 if event is not None:
                     self._note(event)
+                self._forget_dropped()
         except ClosedError:
             with self._changed:
                 self._changed.notify_all()
