@@ -272,6 +272,18 @@ class Failures(Scene):
         self.judge_failed(self.senders[0], "Aborted by AbortReq")
         self.judge_forgotten()
 
+    def test_a_rank_that_has_not_failed_says_that_another_one_has(self) -> None:
+        self.engines(Heads, 2, 1)
+        self.ask()
+        self.compute_some(2)
+        self.prefill[0].fail(ROOM, "no memory")
+        with self.assertRaises(KVTransferError) as raised:
+            self.senders[1].failure_exception()
+        self.assertTrue(raised.exception.is_from_another_rank)
+        self.judge_failed(self.senders[0], "no memory")
+        self.judge_failed(self.receivers[0], "the prefill server: no memory")
+        self.judge_forgotten()
+
     def test_a_peer_that_goes_is_named(self) -> None:
         for which in ("prefill", "decode"):
             with self.subTest(which):

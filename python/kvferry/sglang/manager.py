@@ -277,14 +277,27 @@ class KvferryManager(CommonKVManager):
         if push.done and push.all_sent:
             self.update_status(room, KVPoll.Success)
 
+    def forget(self, room: int) -> None:
+        """Ends what is left of a request that this rank writes. Decode ranks are told, unless it is done.
+
+        Why is said only if this rank has failed: otherwise another one has, and SGLang takes its reason.
+        """
+        if self.request_status.get(room) == KVPoll.Failed:
+            self.give_up(room)
+        else:
+            self._stop_push(room)
+
     def give_up(self, room: int) -> None:
-        """Ends what is left of a request that this rank writes. Decode ranks are told, unless it is done."""
+        """Likewise; the request has failed, if it was not done."""
+        self._stop_push(room)
+        if self.request_status.get(room) not in (None, KVPoll.Success):
+            self.conclude_failure(bootstrap_room=room, failure_reason="given up")
+
+    def _stop_push(self, room: int) -> None:
         with self._lock:
             push = self._pushes.pop(room, None)
         if push is not None and not push.done:
             cancel(self.agent, push.ticket)
-        if self.request_status.get(room) not in (None, KVPoll.Success):
-            self.conclude_failure(bootstrap_room=room, failure_reason="given up")
 
     # ---- decode
 

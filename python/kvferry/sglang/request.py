@@ -22,7 +22,7 @@ class KvferrySender(CommonKVSender):
 
     def clear(self) -> None:
         """SGLang forgets the request."""
-        self.kv_mgr.give_up(self.bootstrap_room)
+        self.kv_mgr.forget(self.bootstrap_room)
         super().clear()
 
 
