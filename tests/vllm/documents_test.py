@@ -66,13 +66,14 @@ class Lines(unittest.TestCase):
         self.assertEqual(len({words[0] for words in commands()["vllm"]}), 2, "side channels share a port")
         ((_, _, module, *words),) = commands()["python"]
         self.assertEqual(module, proxy.__name__)
-        with mock.patch.object(proxy.web, "run_app") as run, mock.patch.object(proxy, "Proxy") as made:
+        listens = mock.patch.object(proxy, "_listen")
+        with mock.patch.object(proxy.web, "run_app"), mock.patch.object(proxy, "Proxy") as made, listens as at:
             proxy.main(words)
         prefill, decode = made.call_args.args
         self.assertEqual(prefill, [f"http://127.0.0.1:{ports['kv_producer']}"])
         self.assertEqual(decode, [f"http://127.0.0.1:{ports['kv_consumer']}"])
         ((_, url, *options),) = commands()["curl"]
-        self.assertEqual(url, f"http://127.0.0.1:{run.call_args.kwargs['port']}/v1/completions")
+        self.assertEqual(url, f"http://127.0.0.1:{at.call_args.args[1]}/v1/completions")
         asked = json.loads(options[options.index("-d") + 1])
         self.assertEqual(asked["model"], "MODEL")
 
