@@ -87,6 +87,7 @@ class Moving(Pairs):
             for layer in range(LAYERS):
                 prefill.write(layer, there, range(40), salt)
             told[name] = prefill.serve(name, 40, there)
+            self.assertTrue(bytes.fromhex(told[name]["kvferry_transfer_id"]).startswith(name.encode()))
         for name in reversed(tables):  # the later one is wanted first
             decode.want(name, 40, told[name], tables[name][1])
         with self.assertNoLogs(LOGGER, logging.ERROR):

@@ -39,7 +39,6 @@ logger = init_logger("vllm.kvferry")
 
 NULL_BLOCK = 0  # vLLM's block without content, such as those before a sliding window
 MAX_USES = 64
-PUSH_ID_BYTES = 16
 
 
 class Scheduling:
@@ -136,9 +135,8 @@ class Scheduling:
                 source = self._turn_before(request, params)
             if params.get("do_remote_prefill"):
                 source = read_source(params, self._weights)
-                if getattr(
-                    request, "abort_immediately", False
-                ):  # vLLM has refused it, and its prompt is a stub
+                # Of a request that vLLM's front end has refused there is only a stub, without its prompt.
+                if getattr(request, "abort_immediately", False):
                     self._decline(request, source)
                     return
                 self._check_role()
@@ -152,11 +150,9 @@ class Scheduling:
             serves = prefills or request.request_id in self._turns
             push = prefills and self._settings.push
             announced = push and source is None and bool(params.get("kvferry_transfer_id"))
-            # Requests may share their X-Request-Id, from which the schedule would make the name of a push.
-            push_id = os.urandom(PUSH_ID_BYTES) if push else None
             if announced:
                 self._check_length(request)
-                push_id = read_id(params)
+            push_id = (read_id(params) if announced else _push_id(request)) if push else None
             tokens = self._kept_tokens(request) if prefills else request.num_prompt_tokens
             key = self._keys[request.request_id] = self._schedule.add(
                 request.request_id,
@@ -494,6 +490,11 @@ class Scheduling:
             "kvferry_prompt": prompt_of(request, params.tokens) or None,
             "kvferry_content": (content_of(request, params.tokens) or None) if is_turn else None,
         }
+
+
+def _push_id(request: Request) -> bytes:
+    """The name of a push: requests may share their X-Request-Id, which is what the schedule would take."""
+    return f"{request.request_id}~{os.urandom(8).hex()}".encode()
 
 
 def _table(group: GroupGeometry, block_ids: Sequence[int]) -> BlockTable:
