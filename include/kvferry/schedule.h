@@ -274,7 +274,9 @@ typedef struct kvf_schedule_request {
     bool serves;                       /**< other engines will want its cache, see kvf_schedule_finished() */
     uint32_t consumers;                /**< how many; 0: 1 */
     bool push;                         /**< we write the cache to them, instead of waiting until they read */
-    kvf_request_id push_id; /**< the consumers' id of the transfer; data NULL: the base of `id`. Copied */
+    /** The consumers' id of the transfer; data NULL: the base of `id`. Requests whose ids have the same base, and that are
+     * pushed at the same time, need other ones. Copied. */
+    kvf_request_id push_id;
 } kvf_schedule_request;
 
 /**
