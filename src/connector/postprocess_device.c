@@ -18,8 +18,9 @@
 #define COUNTED 65536u /* received pages in the table of the room, unless one page has more */
 #define ALIGNED 16u    /* as the widest vectors of the kernels */
 
-_Static_assert(KVF_DEVICE_ROOM_BYTES <= KVF_COPIER_ROOM_BYTES,
-               "a call that comes again would wait for the device");
+#if KVF_DEVICE_ROOM_BYTES > KVF_COPIER_ROOM_BYTES
+#error "a call that comes again would wait for the device"
+#endif
 
 /* One device's share of a call. */
 typedef struct device_work {

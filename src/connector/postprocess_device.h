@@ -20,7 +20,7 @@ typedef struct kvf_device_limits {
         room_bytes; /**< of device memory that the call uses beside the regions, unless one page is longer */
 } kvf_device_limits;
 
-#define KVF_DEVICE_ROOM_BYTES ((uint64_t)24 << 20)
+#define KVF_DEVICE_ROOM_BYTES UINT64_C(25165824)
 #define KVF_DEVICE_LIMITS ((kvf_device_limits){30 * KVF_SECOND, KVF_DEVICE_ROOM_BYTES})
 
 /** The longest page, in bytes, that devices permute: they number bytes of a page by 30 bits. */

@@ -22,7 +22,7 @@
 #include "cuda/driver.h"
 
 /** So much room a copier keeps, beside 8 MiB of tables. */
-#define KVF_COPIER_ROOM_BYTES ((uint64_t)24 << 20)
+#define KVF_COPIER_ROOM_BYTES UINT64_C(25165824)
 
 typedef struct kvf_copier kvf_copier;
 typedef struct kvf_copy_job kvf_copy_job;

@@ -85,17 +85,18 @@ def qwen3next(prefill: Side, decode: Side, **how: Any) -> Case:
     return Case("qwen3next", prefill, decode, dtype="bfloat16", has_state=True, tokens=Tokens.FIRST, **how)
 
 
-PLAIN_MLA = ("--attention-backend", "CPU_MLA")
-#: vLLM's kernel for CPUs rotates nothing of keys and queries that are parts of something larger, as those of
-#: DeepSeek.
-ROTATES = ("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}')
+#: Latent attention in float32 on a CPU. By default vLLM uses AMX kernels, if there are any, which refuse it,
+#: and one for rotary embedding that rotates nothing of keys and queries that are parts of something larger.
+PLAIN_MLA = (
+    *("--attention-backend", "CPU_MLA"),
+    *("--compilation-config", '{"custom_ops": ["-rotary_embedding"]}'),
+)
 
 
 def deepseek(prefill: int, decode: int, chunks: tuple[str, ...] = (), **how: Any) -> Case:
-    """A case of DeepSeek, by tensor-parallel sizes. By default vLLM uses AMX kernels if there are any; they
-    refuse float32."""
+    """A case of DeepSeek, by tensor-parallel sizes."""
     there, here = Side(tp=prefill, arguments=(*PLAIN_MLA, *chunks)), Side(tp=decode, arguments=PLAIN_MLA)
-    return Case("deepseek", there, here, tokens=Tokens.NOTHING, **how)
+    return Case("deepseek", there, here, **how)
 
 
 def deepseek4(prefill: Side, decode: Side, **how: Any) -> Case:
@@ -278,8 +279,8 @@ CASES = {
     ),
     "llamacpp-deepseek": Case(
         "deepseek_dense",
-        Side(tp=2, arguments=(*PLAIN_MLA, *ROTATES)),
-        Side(arguments=(*PLAIN_MLA, *ROTATES)),
+        Side(tp=2, arguments=PLAIN_MLA),
+        Side(arguments=PLAIN_MLA),
         what=What.ELSEWHERE,
     ),
     "llamacpp-gemma3": Case("gemma3", Side(32, tp=2), Side(64), what=What.ELSEWHERE),
