@@ -264,8 +264,8 @@ static void say_last_words(kvf_agent *agent) {
         kvf_link_progress(agent->link, &more);
         kvf_sessions_tick(agent, kvf_agent_now(agent));
         kvf_work_give(agent);
-        kvf_log_deliver(agent);
     }
+    kvf_log_deliver(agent);
 }
 
 void kvf_loop_stop(kvf_agent *agent) {

@@ -351,6 +351,27 @@ static void closing_waits_for_calls_that_are_in_the_log_function(void **state) {
     world_close(&x.w);
 }
 
+static void look_for_closing(void *context, const kvf_log_line *line) {
+    bool *said = context;
+    *said = *said || strstr(line->text, "the agent is being closed");
+}
+
+/* Also if no producer is to be told, as none has been met. */
+static void what_closing_gives_up_is_logged(void **state) {
+    (void)state;
+    exchange x;
+    bool said = false;
+    const kvf_agent_options options = {
+        .struct_size = sizeof options, .log = look_for_closing, .log_context = &said};
+    uint64_t ticket;
+    set_up(&x, &options);
+    x.wanted.request.contact = x.w.p.contact;
+    assert_ok(kvf_agent_pull(x.w.d.agents[0], &x.wanted.request, &ticket));
+    world_close_agents(&x.w.d);
+    assert_true(said);
+    world_close(&x.w);
+}
+
 static void *one_round(void *agent) {
     return kvf_agent_progress(agent, NULL) ? agent : NULL;
 }
@@ -709,6 +730,7 @@ int main(void) {
         cmocka_unit_test(an_agent_that_waits_for_events_sleeps_meanwhile),
         cmocka_unit_test(closing_ends_the_waits_of_other_threads),
         cmocka_unit_test(closing_waits_for_calls_that_are_in_the_log_function),
+        cmocka_unit_test(what_closing_gives_up_is_logged),
         cmocka_unit_test(only_a_thread_that_waits_for_the_work_hurries_the_transport),
         cmocka_unit_test(a_thread_that_gives_way_lets_those_go_first_that_have_come),
         cmocka_unit_test(several_threads_wait_for_agents_that_have_none),
