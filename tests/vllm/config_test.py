@@ -110,7 +110,11 @@ SIZES: dict[str, Any] = {
     "n_mamba_heads": 12,
 }
 
-INSIDE = {"minimax_m3_vl": "minimax_m3_vl_text", "inkling_mm_model": "inkling_text"}
+INSIDE = {
+    "granite4_vision": "granite",
+    "inkling_mm_model": "inkling_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
+}
 
 # Fields that a class requires, or that it needs in its own form.
 OWN: dict[str, dict[str, Any]] = {
