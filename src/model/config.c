@@ -162,6 +162,45 @@ void kvf_config_add_layers(kvf_config *config, kvf_keeps what) {
             kvf_config_add_layer(config, i);
 }
 
+/* The next layer from `from` on that keeps `what` in rows that no layer before it has; layer_count if none. */
+static uint32_t next_rows(const kvf_config *config, kvf_keeps what, const kvf_kept_rows *rows,
+                          uint32_t from) {
+    for (uint32_t i = from; i < config->layer_count; i++) {
+        uint32_t before = 0;
+        if (!(config->keeps[i] & what))
+            continue;
+        while (before < i && !((config->keeps[before] & what) && rows->same(config, before, i)))
+            before++;
+        if (before == i)
+            return i;
+    }
+    return config->layer_count;
+}
+
+kvf_status kvf_config_add_alike(kvf_config *config, const char *name, kvf_group_kind kind, kvf_keeps what,
+                                const kvf_kept_rows *rows) {
+    uint32_t number = 1;
+    for (uint32_t first = next_rows(config, what, rows, 0); first < config->layer_count;
+         first = next_rows(config, what, rows, first + 1), number++) {
+        char numbered[KVF_CONFIG_GROUP_NAME_BYTES];
+        (void)snprintf(numbered, sizeof numbered, number > 1 ? "%s.%u" : "%s", name, number);
+        if (config->group_count == KVF_CONFIG_MAX_HEAD_GROUPS)
+            return kvf_fail(KVF_E_UNSUPPORTED,
+                            "%sper_layer_config makes more than %u groups of layers with the same %s",
+                            config->fields.prefix, KVF_CONFIG_MAX_HEAD_GROUPS, rows->of);
+        kvf_group_desc *group = kvf_config_add_group(config, numbered, kind);
+        group->window_tokens = what == KVF_KEEPS_WINDOW ? config->window_tokens : 0;
+        group->chunk_tokens = what == KVF_KEEPS_CHUNK ? config->chunk_tokens : 0;
+        for (uint32_t i = first; i < config->layer_count; i++)
+            if ((config->keeps[i] & what) && rows->same(config, i, first))
+                kvf_config_add_layer(config, i);
+        kvf_status status = rows->add(config, first);
+        if (status)
+            return status;
+    }
+    return KVF_OK;
+}
+
 kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dtype dtype) {
     uint32_t g = config->group_count - 1;
     kvf_part_desc *part = &config->parts[g][config->groups[g].part_count++];

@@ -413,15 +413,22 @@ kvf_part_desc *kvf_config_add_part(kvf_config *config, const char *name, kvf_dty
 void kvf_config_add_row(kvf_config *config, const char *name, kvf_dtype dtype, uint32_t elements,
                         uint32_t tensor);
 
-/** Adds the parts of layers with these heads to the group that was added last. */
-typedef kvf_status kvf_add_heads_fn(kvf_config *config, const kvf_heads *heads);
+/** What layers keep of a kind: which of them keep the same, and the parts of those. */
+typedef struct kvf_kept_rows {
+    const char *of; /**< for a message: "heads" */
+    bool (*same)(const kvf_config *config, uint32_t layer, uint32_t other);
+    kvf_status (*add)(kvf_config *config, uint32_t layer); /**< adds parts to the group that was added last */
+} kvf_kept_rows;
 
 /**
- * Adds a group, with its layers, for each shape of the heads of those layers that keep `what`: `name`, and if they
- * differ `name`.2 ... `add` adds each group's parts.
+ * Adds a group, with its layers and parts, for each kind of rows that layers have that keep `what`: `name`, and if they
+ * differ `name`.2 ...
  */
-kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, kvf_keeps what,
-                                   kvf_add_heads_fn *add);
+kvf_status kvf_config_add_alike(kvf_config *config, const char *name, kvf_group_kind kind, kvf_keeps what,
+                                const kvf_kept_rows *rows);
+
+/** Whether two layers have the same KV heads. */
+bool kvf_config_same_heads(const kvf_config *config, uint32_t layer, uint32_t other);
 
 /** Whether some layer keeps `what`. */
 bool kvf_config_has(const kvf_config *config, kvf_keeps what);

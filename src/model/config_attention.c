@@ -231,7 +231,8 @@ static void add_scale(kvf_config *config, const char *name, const kvf_heads *hea
     scale->tensor = 1;
 }
 
-static kvf_status add_head_parts(kvf_config *config, const kvf_heads *heads) {
+static kvf_status add_head_parts(kvf_config *config, uint32_t layer) {
+    const kvf_heads *heads = &config->heads[layer];
     kvf_dtype dtype = config->options.cache_dtype ? config->options.cache_dtype : config->dtype;
     for (uint32_t i = 0; i < 2; i++) {
         kvf_part_desc *part = kvf_config_add_part(config, i ? "v" : "k", dtype);
@@ -245,52 +246,15 @@ static kvf_status add_head_parts(kvf_config *config, const kvf_heads *heads) {
     return KVF_OK;
 }
 
-static bool same_heads(const kvf_heads *a, const kvf_heads *b) {
+bool kvf_config_same_heads(const kvf_config *config, uint32_t layer, uint32_t other) {
+    const kvf_heads *a = &config->heads[layer], *b = &config->heads[other];
     return a->kv_heads == b->kv_heads && a->head_dim == b->head_dim && a->v_head_dim == b->v_head_dim;
-}
-
-/* The next layer after `after` that keeps `what` with heads that no group of `what` has yet; layer_count if none. */
-static uint32_t next_shape(const kvf_config *config, kvf_keeps what, uint32_t after) {
-    for (uint32_t i = after; i < config->layer_count; i++) {
-        if (!(config->keeps[i] & what))
-            continue;
-        uint32_t before = 0;
-        while (before < i &&
-               !((config->keeps[before] & what) && same_heads(&config->heads[before], &config->heads[i])))
-            before++;
-        if (before == i)
-            return i;
-    }
-    return config->layer_count;
-}
-
-kvf_status kvf_config_add_by_heads(kvf_config *config, const char *name, kvf_group_kind kind, kvf_keeps what,
-                                   kvf_add_heads_fn *add) {
-    uint32_t number = 1;
-    for (uint32_t first = next_shape(config, what, 0); first < config->layer_count;
-         first = next_shape(config, what, first + 1), number++) {
-        char numbered[KVF_CONFIG_GROUP_NAME_BYTES];
-        (void)snprintf(numbered, sizeof numbered, number > 1 ? "%s.%u" : "%s", name, number);
-        if (config->group_count == KVF_CONFIG_MAX_HEAD_GROUPS)
-            return kvf_fail(KVF_E_UNSUPPORTED,
-                            "%sper_layer_config makes more than %u groups of layers with the same heads",
-                            config->fields.prefix, KVF_CONFIG_MAX_HEAD_GROUPS);
-        kvf_group_desc *group = kvf_config_add_group(config, numbered, kind);
-        group->window_tokens = what == KVF_KEEPS_WINDOW ? config->window_tokens : 0;
-        group->chunk_tokens = what == KVF_KEEPS_CHUNK ? config->chunk_tokens : 0;
-        for (uint32_t i = first; i < config->layer_count; i++)
-            if ((config->keeps[i] & what) && same_heads(&config->heads[i], &config->heads[first]))
-                kvf_config_add_layer(config, i);
-        kvf_status status = add(config, &config->heads[first]);
-        if (status)
-            return status;
-    }
-    return KVF_OK;
 }
 
 /* Adds a group for each shape of the layers that keep `what`: "full", and if they differ "full.2" ... */
 static kvf_status add_heads(kvf_config *config, const char *name, kvf_keeps what) {
-    return kvf_config_add_by_heads(config, name, KVF_GROUP_TOKENS, what, add_head_parts);
+    static const kvf_kept_rows rows = {"heads", kvf_config_same_heads, add_head_parts};
+    return kvf_config_add_alike(config, name, KVF_GROUP_TOKENS, what, &rows);
 }
 
 static kvf_status add_head_groups(kvf_config *config) {

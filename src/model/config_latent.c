@@ -176,39 +176,17 @@ static bool same_rows(const kvf_config *config, uint32_t a, uint32_t b) {
            (!keys_are_beside(config) || ((config->keeps[a] ^ config->keeps[b]) & KVF_KEEPS_INDEXER) == 0);
 }
 
-/* The next layer from `from` on that keeps `what` in rows that no layer before it has; layer_count if none. */
-static uint32_t next_rows(const kvf_config *config, kvf_keeps what, uint32_t from) {
-    for (uint32_t i = from; i < config->layer_count; i++) {
-        uint32_t before = 0;
-        while (before < i && !((config->keeps[before] & what) && same_rows(config, before, i)))
-            before++;
-        if ((config->keeps[i] & what) && before == i)
-            return i;
-    }
-    return config->layer_count;
+static kvf_status add_rows(kvf_config *config, uint32_t layer) {
+    add_latent(config, width_of(config, layer));
+    if (keys_are_beside(config) && (config->keeps[layer] & KVF_KEEPS_INDEXER))
+        kvf_config_add_indexer_key(config, 1);
+    return KVF_OK;
 }
 
 /* Adds a group for each kind of rows that layers keep: `name`, and if they differ `name`.2 ... */
 static kvf_status add_latents(kvf_config *config, const char *name, kvf_keeps what) {
-    uint32_t number = 1;
-    for (uint32_t first = next_rows(config, what, 0); first < config->layer_count;
-         first = next_rows(config, what, first + 1), number++) {
-        char numbered[KVF_CONFIG_GROUP_NAME_BYTES];
-        (void)snprintf(numbered, sizeof numbered, number > 1 ? "%s.%u" : "%s", name, number);
-        if (config->group_count == KVF_CONFIG_MAX_HEAD_GROUPS)
-            return kvf_fail(KVF_E_UNSUPPORTED,
-                            "%sper_layer_config makes more than %u groups of layers with the same latents",
-                            config->fields.prefix, KVF_CONFIG_MAX_HEAD_GROUPS);
-        kvf_group_desc *group = kvf_config_add_group(config, numbered, KVF_GROUP_TOKENS);
-        group->window_tokens = what == KVF_KEEPS_WINDOW ? config->window_tokens : 0;
-        for (uint32_t i = first; i < config->layer_count; i++)
-            if ((config->keeps[i] & what) && same_rows(config, i, first))
-                kvf_config_add_layer(config, i);
-        add_latent(config, width_of(config, first));
-        if (keys_are_beside(config) && (config->keeps[first] & KVF_KEEPS_INDEXER))
-            kvf_config_add_indexer_key(config, 1);
-    }
-    return KVF_OK;
+    static const kvf_kept_rows rows = {"latents", same_rows, add_rows};
+    return kvf_config_add_alike(config, name, KVF_GROUP_TOKENS, what, &rows);
 }
 
 /* Adds the keys of indexers whose layers keep no latents. */

@@ -203,7 +203,8 @@ static kvf_status add_parts(kvf_config *config, const state_shape *shape, kvf_dt
 /* ---- four convolutions beside attention -------------------------------------------------------- */
 
 /* The outputs of the attention and of the MLP are split by KV heads, so that a rank has the channels of its heads. */
-static kvf_status add_four(kvf_config *config, const kvf_heads *heads) {
+static kvf_status add_four(kvf_config *config, uint32_t layer) {
+    const kvf_heads *heads = &config->heads[layer];
     state_shape shape = {0};
     uint32_t hidden = 0;
     kvf_status status = read_rows(config, &shape);
@@ -230,10 +231,11 @@ kvf_status kvf_config_add_state(kvf_config *config) {
         [KVF_STATE_MAMBA1] = "ssm", [KVF_STATE_MAMBA2] = "ssm", [KVF_STATE_GDN] = "gdn",
         [KVF_STATE_KDA] = "kda",    [KVF_STATE_CONV] = "conv",
     };
+    static const kvf_kept_rows four = {"heads", kvf_config_same_heads, add_four};
     if (!kvf_config_has(config, KVF_KEEPS_STATE))
         return KVF_OK;
     if (config->family->state->kind == KVF_STATE_CONVS)
-        return kvf_config_add_by_heads(config, "conv", KVF_GROUP_STATE, KVF_KEEPS_STATE, add_four);
+        return kvf_config_add_alike(config, "conv", KVF_GROUP_STATE, KVF_KEEPS_STATE, &four);
     state_shape shape = {0};
     kvf_dtype dtype = KVF_DTYPE_INVALID;
     kvf_status status = read_shape(config, &shape);
