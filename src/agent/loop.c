@@ -259,7 +259,7 @@ static void say_last_words(kvf_agent *agent) {
     for (uint64_t now = begun; now < begun + SAYING && owes_words(agent, now >= begun + CONFIRMING);
          now = kvf_agent_now(agent)) {
         if (now > begun && !more)
-            (void)nanosleep(&(const struct timespec){.tv_nsec = KVF_MILLISECOND}, NULL);
+            kvf_pause(KVF_MILLISECOND);
         kvf_work_take(agent);
         kvf_link_progress(agent->link, &more);
         kvf_sessions_tick(agent, kvf_agent_now(agent));

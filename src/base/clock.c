@@ -9,4 +9,8 @@ static uint64_t monotonic_now(void *context) {
     return (uint64_t)now.tv_sec * KVF_SECOND + (uint64_t)now.tv_nsec;
 }
 
+void kvf_pause(uint32_t ns) {
+    (void)nanosleep(&(const struct timespec){.tv_nsec = ns}, NULL);
+}
+
 const kvf_clock kvf_monotonic = {monotonic_now, 0};

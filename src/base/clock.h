@@ -18,6 +18,9 @@ typedef struct kvf_clock {
 /** The machine's monotonic clock. */
 extern const kvf_clock kvf_monotonic;
 
+/** Lets this thread sleep for less than a second of the machine's time; a signal may wake it earlier. */
+void kvf_pause(uint32_t ns);
+
 static inline uint64_t kvf_now(const kvf_clock *clock) {
     return clock->now(clock->context);
 }

@@ -1,7 +1,5 @@
 #include "cuda/over.h"
 
-#include <time.h>
-
 #include "base/clock.h"
 
 #define PAUSE_NS 20000
@@ -53,8 +51,7 @@ bool kvf_cuda_is_lost(uint32_t device) {
 }
 
 void kvf_cuda_pause(void) {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
-    (void)nanosleep(&pause, NULL);
+    kvf_pause(PAUSE_NS);
 }
 
 bool kvf_cuda_await(bool (*is_over)(void *context), void *context, uint64_t patience_ns) {

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #define CLIENTS_MAX 1024u          /* for all processes of this user */
@@ -218,9 +217,15 @@ static double seconds_refused(const kvf_cuda_client *client) {
     return (double)(kvf_now(&kvf_monotonic) - client->refused_ns) / KVF_SECOND;
 }
 
-/* Whether kernels of ours still copy what the client asked to write. They go on when its process has ended. */
-static bool still_writes(const kvf_cuda_client *client) {
-    return client->back && kvf_cuda_copy_count(client->back) > 0;
+/* Fails if kernels of ours still copy what the client asked to write. They go on when its process has ended. */
+static kvf_status check_writes(const kvf_cuda_client *client, const char *was) {
+    if (!client->back || kvf_cuda_copy_count(client->back) == 0)
+        return KVF_OK;
+    return kvf_fail(
+        KVF_E_AGAIN,
+        "kernels of this process still copy what %s, process %ld, asked to write, %.1f s after it "
+        "was %s",
+        client->name, (long)client->process, seconds_refused(client), was);
 }
 
 /* A client whose process has ended reads no more, though a forked child may keep its socket. */
@@ -231,12 +236,8 @@ kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
         if (!client->known || client->generation >= oldest)
             continue;
         refuse(client, CUDA_REFUSED_GENERATION, oldest);
-        if (still_writes(client))
-            status =
-                kvf_fail(KVF_E_AGAIN,
-                         "kernels of this process still copy what %s, process %ld, asked to write, %.1f s "
-                         "after it was told to let go of the memory",
-                         client->name, (long)client->process, seconds_refused(client));
+        if (check_writes(client, "told to let go of the memory"))
+            status = KVF_E_AGAIN;
         else if (!kvf_neighbour_has_ended(client->process))
             status =
                 kvf_fail(KVF_E_AGAIN,
@@ -271,12 +272,8 @@ kvf_status kvf_cuda_owner_fence(void *self, const void *part, size_t bytes) {
         if (!client->known || memcmp(client->from, name, CUDA_ID_BYTES) != 0)
             continue;
         refuse(client, CUDA_REFUSED_FENCED, 0);
-        if (still_writes(client))
-            status =
-                kvf_fail(KVF_E_AGAIN,
-                         "kernels of this process still copy what %s, process %ld, asked to write, %.1f s "
-                         "after it was shut out",
-                         client->name, (long)client->process, seconds_refused(client));
+        if (check_writes(client, "shut out"))
+            status = KVF_E_AGAIN;
     }
     if (status)
         return status;
@@ -312,12 +309,11 @@ static bool is_mapped(kvf_cuda_endpoint *endpoint) {
 }
 
 static bool wait_for_readers(kvf_cuda_endpoint *endpoint) {
-    const struct timespec pause = {.tv_nsec = PAUSE_NS};
     const uint64_t begun = kvf_now(&kvf_monotonic);
     while (is_mapped(endpoint)) {
         if (kvf_now(&kvf_monotonic) - begun > endpoint->patience_ns)
             return false;
-        (void)nanosleep(&pause, NULL);
+        kvf_pause(PAUSE_NS);
     }
     return true;
 }

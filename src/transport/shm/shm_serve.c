@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "transport/shm/shm.h"
@@ -141,7 +140,7 @@ static void wait_for_writers(kvf_shm_endpoint *endpoint) {
         (void)shm_gate_shut(client->gate);
     for (kvf_shm_client *client = endpoint->clients; client; client = client->following)
         while (kvf_shm_client_shut_out(client) == KVF_E_AGAIN && kvf_now(&kvf_monotonic) < end)
-            (void)nanosleep(&(const struct timespec){.tv_nsec = KVF_MILLISECOND}, NULL);
+            kvf_pause(KVF_MILLISECOND);
 }
 
 void kvf_shm_close_clients(kvf_shm_endpoint *endpoint) {
