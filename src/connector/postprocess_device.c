@@ -18,10 +18,6 @@
 #define COUNTED 65536u /* received pages in the table of the room, unless one page has more */
 #define ALIGNED 16u    /* as the widest vectors of the kernels */
 
-#if KVF_DEVICE_ROOM_BYTES > KVF_COPIER_ROOM_BYTES
-#error "a call that comes again would wait for the device"
-#endif
-
 /* One device's share of a call. */
 typedef struct device_work {
     const kvf_received *received;

@@ -11,6 +11,7 @@
 #include "connector/postprocess.h"
 
 #include "base/clock.h"
+#include "cuda/copier.h"
 
 /** Limits of a call, which tests lower. */
 typedef struct kvf_device_limits {
@@ -20,8 +21,8 @@ typedef struct kvf_device_limits {
         room_bytes; /**< of device memory that the call uses beside the regions, unless one page is longer */
 } kvf_device_limits;
 
-#define KVF_DEVICE_ROOM_BYTES UINT64_C(25165824)
-#define KVF_DEVICE_LIMITS ((kvf_device_limits){30 * KVF_SECOND, KVF_DEVICE_ROOM_BYTES})
+/** No more room than stays for the next call, which would wait for the device otherwise. */
+#define KVF_DEVICE_LIMITS ((kvf_device_limits){30 * KVF_SECOND, KVF_COPIER_ROOM_BYTES})
 
 /** The longest page, in bytes, that devices permute: they number bytes of a page by 30 bits. */
 #define KVF_DEVICE_PAGE_BYTES ((uint64_t)1 << 30)
