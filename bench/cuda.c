@@ -291,8 +291,7 @@ static size_t part_named(const char *name, size_t length) {
     while (i < PARTS && (strlen(parts[i].name) != length || strncmp(parts[i].name, name, length) != 0))
         i++;
     bench_require(i < PARTS, "KVF_BENCH_PARTS are some of moves, batches, link, checksums, converted, "
-                             "received, submitting, beside, "
-                             "peers, with commas between");
+                             "received, submitting, beside, peers, with commas between");
     return i;
 }
 

@@ -3,8 +3,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECKED_EACH 7u
-
 const uint32_t bench_caps[BENCH_CAPS] = {4, 8, 16, 32, 0};
 struct bench_gpu bench_gpu;
 

@@ -25,6 +25,8 @@
 #define MEGABYTE (1u << 20)
 #define LAYERS 32u /* of a request of several layers */
 #define ROUNDS_MAX 64u
+#define CHECKED_EACH                                                                                         \
+    7u /* tokens of which one is checked: a sample that meets every row of a block and every head */
 
 /** How cells lie in memory: in blocks, by heads or by tokens first; packed; or packed in memory of the host. */
 typedef enum bench_form { HEADS_FIRST, TOKENS_FIRST, PACKED, ON_HOST, FORMS } bench_form;
@@ -80,7 +82,7 @@ kvf_box bench_pages_of(const bench_shape *s, bench_form in, CUdeviceptr memory);
 void bench_cells_write(const bench_shape *s, bench_form in, unsigned char *memory);
 void bench_cells_fill(const bench_shape *s, bench_form in);
 void bench_cells_clear(const bench_shape *s, bench_form in);
-/** The number of wrong cells in every 7th token: a sample that meets every row of a block and every head. */
+/** The number of wrong cells in every 7th token. */
 uint64_t bench_cells_wrong(const bench_shape *s, bench_form in);
 /** Clears a cache, for a case that fills it. The control: the check must find the cleared cells wrong. */
 void bench_cells_control(const bench_shape *s, bench_form in);

@@ -9,8 +9,6 @@
 
 #include "cuda_bench.h"
 
-#define CHECKED_EACH 7u
-
 static const struct conversion {
     const char *name;
     kvf_dtype from, to;

@@ -11,8 +11,8 @@
 
 #define FIRST_PAUSE (50 * KVF_MILLISECOND)
 #define LONGEST_PAUSE KVF_SECOND
-#define PATIENCE                                                                                             \
-    (5 * KVF_SECOND) /* until the first sign of a rank; and for the next one, while nobody is there */
+/* Until the first sign of a rank; and for the next one, while nobody is there. */
+#define PATIENCE (5 * KVF_SECOND)
 #define LONGEST_COMMAND (60 * KVF_SECOND)
 #define GRACE (10 * KVF_SECOND) /* beyond the command's deadline, for the reply that says so */
 

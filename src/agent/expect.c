@@ -378,8 +378,8 @@ static void withdraw(kvf_source *source) {
     kvf_call_body body = {.request = {expect->base.id, expect->base.id_bytes},
                           .generation = kvf_expect_generation(expect),
                           .earlier = earlier};
-    if (is_packed(
-            expect)) /* its blocks are free without the answer; the call is repeated when the ticket is gone */
+    /* A packed one's blocks are free without the answer, and the call is repeated when the ticket is gone. */
+    if (is_packed(expect))
         (void)kvf_call_start(source->session, KVF_CALL_WITHDRAW, &body, source->until, false, NULL, NULL,
                              NULL);
     else

@@ -14,7 +14,8 @@
  *   a segment of 16 vectors:  0 1 2 3 | 4 5 6 7 | 8 9 ..  lane 0 moves 0, 4, 8, 12; lane 1 moves 1, 5, 9, 13; ..
  *
  * So a thread finds its addresses once for four vectors, neighbouring threads move neighbouring vectors, and all loads
- * of a thread that converts nothing come before its stores. Addresses are found by multiplying with prepared reciprocals (kvf_divisor).
+ * of a thread come before its stores; one that converts loads one vector ahead. Addresses are found by multiplying with
+ * prepared reciprocals (kvf_divisor).
  *
  * This header is compiled twice: for devices, and for the host, where tests run it thread by thread. The including file
  * defines KVF_DEVICE (prefix of a function), KVF_UNROLL (prefix of a loop of constant length), KVF_ROLL (prefix of a loop

@@ -224,6 +224,16 @@ static void a_producer_that_is_not_driven_hears_of_the_end_later(void **state) {
     world_close(&s.w);
 }
 
+/* Its request has ended because its consumer has given it up. */
+static void assert_given_up(kvf_agent *producer) {
+    kvf_event event = world_wait_event(producer);
+    while (event.kind == KVF_EVENT_PEER_LOST)
+        event = world_wait_event(producer);
+    assert_int_equal(event.kind, KVF_EVENT_FAILED);
+    assert_int_equal(event.status, KVF_E_CANCELLED);
+    assert_true(event.blocks_free);
+}
+
 static void a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes(void **state) {
     (void)state;
     one_request s;
@@ -236,12 +246,7 @@ static void a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes
         (void)usleep(1000);
     assert_int_equal(world_block(s.w.p.agents[0], 0, s.held.ids[0][0]), KVF_BLOCK_LEASED);
     world_close_agents(&s.w.d);
-    kvf_event event = world_wait_event(s.w.p.agents[0]);
-    while (event.kind == KVF_EVENT_PEER_LOST)
-        event = world_wait_event(s.w.p.agents[0]);
-    assert_int_equal(event.kind, KVF_EVENT_FAILED);
-    assert_int_equal(event.status, KVF_E_CANCELLED);
-    assert_true(event.blocks_free);
+    assert_given_up(s.w.p.agents[0]);
     world_close(&s.w);
 }
 
@@ -264,12 +269,7 @@ static void an_expectation_that_has_not_ended_is_withdrawn_when_its_agent_closes
         assert_ok(kvf_agent_kept_requests(w.p.agents[0], 0, &kept, 1, &count));
     assert_true(kept.moves); /* it is expected */
     world_close_agents(&w.d);
-    kvf_event event = world_wait_event(w.p.agents[0]);
-    while (event.kind == KVF_EVENT_PEER_LOST)
-        event = world_wait_event(w.p.agents[0]);
-    assert_int_equal(event.kind, KVF_EVENT_FAILED);
-    assert_int_equal(event.status, KVF_E_CANCELLED);
-    assert_true(event.blocks_free);
+    assert_given_up(w.p.agents[0]);
     world_close(&w);
 }
 

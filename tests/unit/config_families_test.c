@@ -219,7 +219,8 @@ static void a_family_without_a_public_class_needs_its_kv_heads(void **state) {
     }
 }
 
-/* Where a head's size is missing, 4096 / 32 is 128; some engines take 128, and 64 for Sarvam. */
+/* If a head's size is missing, some engines divide the hidden size by the heads, here 4096 by 32. Others have a default:
+ * 64 for Sarvam, 128 for these families. */
 static void a_missing_size_that_engines_dispute_is_read_if_all_get_the_same(void **state) {
     (void)state;
     static const char *const types[] = {"internlm3", "iquestcoder"};

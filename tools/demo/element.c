@@ -34,7 +34,7 @@ static uint32_t end_of_numbers(form type) {
                            : low_bits(UINT32_MAX, type.exponent) << type.fraction;
 }
 
-/* What a number becomes that is larger than all of the type, and what an infinity becomes. */
+/* A number above the greatest of the type, or an infinity, becomes this. */
 static uint32_t beyond(form to) {
     return end_of_numbers(to) - (to.clips ? 1 : 0);
 }

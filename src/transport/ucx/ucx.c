@@ -126,8 +126,8 @@ static bool has_line(const kvf_ucx_library *ucx, const ucp_config_t *config, con
  * and keeps it open in a cache of the process, beyond the connection and the endpoint. So no owner could wait until its
  * memory may be freed, as those of the fabric "cuda" do, which serves devices of one host.
  *
- * A UCX of 1.13 to 1.16 warns that it has no cuda_ipc if it has none. It has no other reason for such a warning if the user has
- * not chosen its devices either.
+ * A UCX of 1.13 to 1.16 warns that it has no cuda_ipc if it has none. It has no other reason for such a warning if the
+ * user has not chosen its devices either.
  */
 static void leave_out_handles(const kvf_ucx_library *ucx, const kvf_transport_options *options,
                               ucp_config_t *config) {
