@@ -64,27 +64,6 @@ static void hide_session(kvf_session *session, bool lost) {
     }
 }
 
-static void lose(kvf_session *session, kvf_status status, const char *detail) {
-    while (session->sources) {
-        kvf_source *source = session->sources;
-        kvf_ticket *ticket = &source->ticket->base;
-        kvf_ticket_fail(ticket, status, detail, session);
-        if (session->sources == source)
-            kvf_source_lost(source);
-    }
-    kvf_flow *flow, *next;
-    DL_FOREACH_SAFE2(session->flows, flow, next, session_next) {
-        if (kvf_flow_wants_nothing(flow))
-            continue;
-        kvf_flow_stop(flow, KVF_E_PEER_LOST, detail);
-        kvf_flow_drop(flow);
-    }
-    /* Its leases go on until they are released or run out: whatever is lost, the peer may live, and read by a connection
-     * that it has made. */
-    kvf_early_forget(session);
-    kvf_verify_forget(session);
-}
-
 /* The consumer is told that its expectations are not known here. It then shuts out what writes by now: nothing else may
  * begin to. */
 static void forget(kvf_session *session) {
@@ -123,6 +102,32 @@ static void unmet(kvf_remote *remote, kvf_status status, const char *detail) {
     HASH_ITER(hh, agent->tickets, ticket, next) {
         if (kvf_ticket_remote(ticket) == remote && ticket->state == KVF_TICKET_MEETING)
             kvf_ticket_fail(ticket, status, detail, NULL);
+    }
+}
+
+static void lose(kvf_session *session, kvf_status status, const char *detail) {
+    while (session->sources) {
+        kvf_source *source = session->sources;
+        kvf_ticket *ticket = &source->ticket->base;
+        kvf_ticket_fail(ticket, status, detail, session);
+        if (session->sources == source)
+            kvf_source_lost(source);
+    }
+    kvf_flow *flow, *next;
+    DL_FOREACH_SAFE2(session->flows, flow, next, session_next) {
+        if (kvf_flow_wants_nothing(flow))
+            continue;
+        kvf_flow_stop(flow, KVF_E_PEER_LOST, detail);
+        kvf_flow_drop(flow);
+    }
+    /* Its leases go on until they are released or run out: whatever is lost, the peer may live, and read by a connection
+     * that it has made. */
+    kvf_early_forget(session);
+    kvf_verify_forget(session);
+    kvf_remote *remote;
+    DL_FOREACH(session->agent->all_remotes, remote) {
+        if (remote->stale && !remote->ready) /* nobody goes on with meeting it */
+            unmet(remote, status, detail);
     }
 }
 

@@ -361,6 +361,25 @@ static void a_sibling_that_does_not_answer_is_the_reason_at_the_deadline(void **
     }
 }
 
+/* An engine of that many ranks is met in several rounds. */
+static void a_rank_that_is_lost_while_its_engine_is_met_ends_the_meeting(void **state) {
+    (void)state;
+    world w;
+    world_open_model(&w, attention(72, 1, 8), ENGINE(.name = "P", .pp_size = 72, .all = {.block_count = 64}),
+                     ENGINE(.name = "D", .all = {.block_count = 64, .order = "BLHNP"}), NULL);
+    kvf_agent *d = w.d.agents[0];
+    world_introduce(&w.p, w.p.agents[0]);
+    const uint64_t pull = start_pull(&w, &w.p.contact, 0);
+    world_until(&w, world_stats(d).peers_now > 0);
+    assert_int_not_equal(world_stats(d).peers_now, 72);
+    world_lose(d, world_session(d, false));
+    const world_outcome *failed = world_failed(&w, d, pull, KVF_E_PEER_LOST);
+    assert_non_null(strstr(failed->detail, "P rank 0"));
+    pull_goes_well(&w, "b", &w.p.contact);
+    world_quiet(&w);
+    world_close(&w);
+}
+
 static void a_lost_greeting_is_repeated(void **state) {
     (void)state;
     world w;
@@ -524,6 +543,7 @@ int main(void) {
         cmocka_unit_test(a_producer_that_comes_up_late_is_met),
         cmocka_unit_test(a_contact_that_misses_siblings_says_so),
         cmocka_unit_test(a_sibling_that_does_not_answer_is_the_reason_at_the_deadline),
+        cmocka_unit_test(a_rank_that_is_lost_while_its_engine_is_met_ends_the_meeting),
         cmocka_unit_test(a_lost_greeting_is_repeated),
         cmocka_unit_test(a_directory_introduces_an_engine_without_memory_of_its_own),
         cmocka_unit_test_teardown(a_directory_that_had_no_memory_for_one_engine_takes_another,

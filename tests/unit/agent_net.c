@@ -6,8 +6,8 @@
 #include "port/guests.h"
 #include "shapes.h"
 
-#define LINKS 64u
-#define LINES 64u
+#define LINKS 128u
+#define LINES 128u
 #define CONNECTIONS 65536u
 #define FIRST_PORT 20000u
 #define INCOMING (UINT64_C(1) << 62)

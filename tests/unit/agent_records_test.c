@@ -58,7 +58,7 @@ static bool is_right(const kvf_record *record, uint32_t seed, uint32_t rank, uin
  * extra ones count. */
 static uint32_t wrong_records(const world_outcome *o, uint32_t seed, uint32_t from) {
     uint32_t wrong = 0, seen = 0;
-    for (uint32_t rank = 0; rank < WORLD_MAX_RANKS; rank++) {
+    for (uint32_t rank = 0; rank < 32; rank++) {
         uint32_t kind = 0;
         for (uint32_t i = 0; i < o->record_count; i++)
             if (o->records[i].rank == rank) {

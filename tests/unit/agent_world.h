@@ -14,7 +14,7 @@
 
 struct kvf_fabric;
 
-#define WORLD_MAX_RANKS 8u
+#define WORLD_MAX_RANKS 80u
 #define WORLD_MAX_GROUPS 8u
 #define WORLD_MAX_REGIONS 64u
 #define WORLD_MAX_OUTCOMES 512u
