@@ -40,7 +40,7 @@ static void read_hello(const uint8_t *data, size_t size) {
 }
 
 /* Copies the runs of a list into a message and back, and writes the list again. */
-static void copy_by(const kvf_messages_request *request, unsigned char *const *regions) {
+static void copy_by(const kvf_messages_request *request, bool write, unsigned char *const *regions) {
     static unsigned char data[MESSAGES_CHUNK_BYTES], list[MESSAGES_LIST_BYTES];
     static kvf_run runs[MESSAGES_CHUNK_RUNS];
     unsigned char *at = data;
@@ -57,6 +57,10 @@ static void copy_by(const kvf_messages_request *request, unsigned char *const *r
     FUZZ_MUST(bytes == request->bytes);
     kvf_kernel_pack_runs(KVF_COPY_TO_LOCAL, (kvf_copy_bases){&at, regions}, runs, all);
     kvf_kernel_copy_runs(KVF_COPY_TO_REMOTE, (kvf_copy_bases){regions, &at}, runs, all, bytes);
+    if (write) { /* the data is in the message */
+        memcpy(&at, &request->data, sizeof at);
+        kvf_kernel_copy_runs(KVF_COPY_TO_REMOTE, (kvf_copy_bases){regions, &at}, runs, all, bytes);
+    }
     size_t list_bytes = kvf_messages_list_write(runs, all, list);
     kvf_memory memory[REGIONS];
     for (uint32_t i = 0; i < REGIONS; i++)
@@ -83,7 +87,7 @@ static void read_request(const uint8_t *data, size_t size) {
     if (status)
         fuzz_check_refusal(status);
     else
-        copy_by(&request, regions);
+        copy_by(&request, data[0] == MESSAGES_WRITE, regions);
     for (uint32_t i = 0; i < REGIONS; i++)
         free(regions[i]);
 }

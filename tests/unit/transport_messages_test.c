@@ -845,6 +845,27 @@ static void a_client_that_breaks_the_protocol_is_cut_off(void **state) {
     side_close(&there);
 }
 
+/* Its kind has four bytes, of which the first alone tells a WRITE from other messages. */
+static void a_write_without_its_data_is_cut_off_and_writes_nothing(void **state) {
+    (void)state;
+    unsigned char request[4096];
+    const kvf_run run = {.bytes = 2000, .remote_region = 1};
+    for (uint32_t at = 1; at < 4; at++) {
+        test_side there;
+        side_open(&there, &plain, 2);
+        raw_end end = raw_open(&there);
+        raw_greet(&end, &there, 0);
+        const size_t bytes = make_request(MESSAGES_WRITE, 1, run, request) - run.bytes;
+        request[at] = 1;
+        raw_send(&end, request, bytes);
+        assert_refused(&end, &there, MESSAGES_REFUSED_PROTOCOL);
+        for (uint64_t i = 0; i < run.bytes; i++)
+            assert_int_equal(side_memory(&there, 1)[i], side_byte(2, 1, i));
+        raw_close(&end);
+        side_close(&there);
+    }
+}
+
 /* A client can ask for no more than its window; answers that it does not read occupy no more slots than it may have. */
 static void a_client_that_asks_without_end_is_cut_off_and_others_are_served(void **state) {
     (void)state;
@@ -1432,6 +1453,7 @@ int main(void) {
         cmocka_unit_test(a_number_of_connections_a_second_that_was_given_holds_always),
         cmocka_unit_test(a_client_that_asks_too_often_for_missing_memory_is_cut_off),
         cmocka_unit_test(a_client_that_breaks_the_protocol_is_cut_off),
+        cmocka_unit_test(a_write_without_its_data_is_cut_off_and_writes_nothing),
         cmocka_unit_test(a_client_that_asks_without_end_is_cut_off_and_others_are_served),
         cmocka_unit_test(a_client_that_takes_no_answers_gives_its_slots_back_to_others),
         cmocka_unit_test(a_transfer_goes_on_once_there_is_memory_again),

@@ -60,7 +60,9 @@ bool kvf_messages_request_read(const void *data, size_t bytes, kvf_messages_requ
     out->bytes = (uint32_t)kvf_take_number(&from, 4);
     out->list = kvf_take_bytes(&from, out->list_bytes);
     out->data = from.at;
-    return !from.cut_off && out->bytes <= MESSAGES_CHUNK_BYTES && out->list_bytes <= MESSAGES_LIST_BYTES &&
+    /* The first byte alone tells messages apart, so the others are checked: a WRITE is only what has its data. */
+    return !from.cut_off && (kind == MESSAGES_READ || kind == MESSAGES_WRITE) &&
+           out->bytes <= MESSAGES_CHUNK_BYTES && out->list_bytes <= MESSAGES_LIST_BYTES &&
            from.left == (kind == MESSAGES_WRITE ? out->bytes : 0);
 }
 

@@ -93,7 +93,7 @@ typedef struct kvf_messages_request {
 void kvf_messages_request_write(kvf_messages_kind kind, uint32_t number, uint32_t list_bytes, uint32_t bytes,
                                 unsigned char out[MESSAGES_REQUEST_BYTES]);
 
-/** Reads a READ or a WRITE; `out` points into it. False: its lengths contradict each other. */
+/** Reads a READ or a WRITE; `out` points into it. False: it is neither, or its lengths contradict each other. */
 bool kvf_messages_request_read(const void *data, size_t bytes, kvf_messages_request *out);
 
 /** Writes the kind and a number: the beginning of DATA, DONE, FAILED and TAKEN. */
