@@ -75,7 +75,16 @@ kvf_stage_flow *kvf_stage_flow_find(const kvf_stage *stage, const kvf_stage_peer
     return flow;
 }
 
+void kvf_stage_flow_give(kvf_stage_flow *flow, uint64_t bytes) {
+    KVF_ASSERT(bytes <= flow->kept_bytes && bytes <= flow->peer->kept_bytes);
+    flow->kept_bytes -= bytes;
+    flow->peer->kept_bytes -= bytes;
+    flow->stage->kept_bytes -= bytes;
+}
+
 static void drop_opening(kvf_stage_flow *flow) {
+    if (flow->opening && !flow->mover && !flow->stream) /* else its tables are in the stream */
+        kvf_stage_flow_give(flow, flow->opening_bytes);
     kvf_free(flow->opening);
     flow->opening = NULL;
     if (flow->peer->outgoing == flow)
@@ -226,6 +235,7 @@ void kvf_stage_flow_free(kvf_stage_flow *flow) {
     kvf_stage_flow_uncount(flow);
     if (!flow->mover)
         flow->peer->opened_bytes -= flow->opening_bytes;
+    kvf_stage_flow_give(flow, flow->kept_bytes);
     kvf_stream_free(flow->stream);
     kvf_shapes_leave(flow->shape);
     kvf_free(flow);

@@ -123,6 +123,7 @@ struct kvf_stage_flow {
     uint64_t waits_ns; /**< lender: since when it waits for a slot while its peer has none; 0: it does not */
     uint64_t kept_ns;  /**< lender: the latest of: first slot lent, a slot returned, the end */
     uint64_t doubt_ends; /**< lender: when the peer is shut out, which frees its slots; 0: not set */
+    uint64_t kept_bytes; /**< lender: of memory, which count for its peer and for all of them */
     bool forgotten;      /**< lender: the peer has said that it does not know the flow */
     uint64_t turn;       /**< the number of its last turn */
     kvf_stage_flow *previous, *following; /**< all flows of the stage, in the order of turns */
@@ -141,7 +142,8 @@ struct kvf_stage_peer {
     kvf_stage_flow *incoming; /**< the flow whose opening is being received */
     uint32_t flows[2];        /**< flows not over, [0] opened by it, [1] by us, without those that wait */
     uint32_t flows_most;      /**< limit of flows[1]: one, until its first ACCEPT says how many it takes */
-    uint64_t opened_bytes;    /**< bytes of the openings that it makes us keep */
+    uint64_t opened_bytes;    /**< bytes of its openings whose flows are not over */
+    uint64_t kept_bytes;      /**< of memory that its flows make us keep */
     kvf_stage_peer *previous, *following;
 };
 
@@ -170,6 +172,7 @@ struct kvf_stage {
     uint64_t last_flow;           /**< number of the last flow that we opened */
     uint32_t moving;              /**< operations under way, of all flows */
     uint32_t moves;               /**< moves that are not freed */
+    uint64_t kept_bytes;          /**< of memory that the flows of all peers make us keep */
     kvf_status refusal;           /**< with which a flow ends that is not permitted */
     bool closed;                  /**< to be freed with the last flow, operation and move */
     bool held_up; /**< messages wait: a peer takes none now, or a flow's turn to open has come */
@@ -258,6 +261,9 @@ kvf_status kvf_stage_flow_check_bytes(const kvf_stage_flow *flow, kvf_byte_range
 /** Count a flow among its peer's, and stop counting it; each at most once. */
 void kvf_stage_flow_count(kvf_stage_flow *flow);
 void kvf_stage_flow_uncount(kvf_stage_flow *flow);
+
+/** Gives back some of the memory that counts for the flow. */
+void kvf_stage_flow_give(kvf_stage_flow *flow, uint64_t bytes);
 
 /** Whether a worker or device copies between a slot of the flow and the shard's memory. One that has ended may still
  * have such copies: of a device that cannot be stopped. */

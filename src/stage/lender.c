@@ -7,8 +7,33 @@
     (64u << 10) /* of longer openings, a turn of the stage reads one: each takes milliseconds */
 #define OPENED_BYTES                                                                                         \
     (64u << 20) /* of one peer's openings: what a peer sends must not be able to fill our memory */
+#define KEPT_BYTES (256u << 20) /* the same of all peers, and of all that their flows need */
+#define LANE_BYTES 24u          /* of a lane in a stream, and in a shape that no other flow has */
 
 /* ---- being opened ---------------------------------------------------------------------------- */
+
+/* No peer may have more of the memory for all than it leaves for the others: so peers that take as much as they can,
+ * however many they are, leave room for one that needs less. */
+static kvf_status check_room(const kvf_stage *stage, const kvf_stage_peer *peer, uint64_t bytes) {
+    const uint64_t free = KEPT_BYTES - stage->kept_bytes;
+    if (bytes <= free && peer->kept_bytes + bytes <= free - bytes)
+        return KVF_OK;
+    return kvf_fail(KVF_E_LIMIT,
+                    "the flows of all peers use %llu bytes here, those of this peer %llu, and this one needs "
+                    "%llu; allowed: up to %u in all, and for one peer no more than is left for the others",
+                    (unsigned long long)stage->kept_bytes, (unsigned long long)peer->kept_bytes,
+                    (unsigned long long)bytes, KEPT_BYTES);
+}
+
+static kvf_status keep(kvf_stage_flow *flow, uint64_t bytes) {
+    kvf_status status = check_room(flow->stage, flow->peer, bytes);
+    if (status)
+        return status;
+    flow->kept_bytes += bytes;
+    flow->peer->kept_bytes += bytes;
+    flow->stage->kept_bytes += bytes;
+    return KVF_OK;
+}
 
 /* Checks that elements of other types than ours may be converted. If not, frees the selection. */
 static kvf_status check_types(const kvf_stage *stage, kvf_selection *selection) {
@@ -37,6 +62,8 @@ static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) 
         status = check_types(stage, selection);
     if (!status)
         status = kvf_shapes_use(&stage->shapes, selection, &flow->shape);
+    if (!status)
+        status = keep(flow, flow->shape->lanes * LANE_BYTES);
     if (!status)
         status = kvf_stream_create(flow->shape->map, opening->groups, opening->group_count, &flow->stream);
     if (status)
@@ -118,6 +145,24 @@ static void finish_opening(kvf_stage_flow *flow) {
     kvf_stage_flow_line_up(flow);
 }
 
+/* Counts the bytes of an opening, if its peer may have one more flow with so many. */
+static kvf_status check_opening(kvf_stage_flow *flow, uint32_t bytes) {
+    kvf_stage_peer *peer = flow->peer;
+    const uint32_t most = flow->stage->options.flows;
+    if (peer->flows[0] > most)
+        return kvf_fail(KVF_E_LIMIT, "the peer has %u flows open; allowed: up to %u", peer->flows[0] - 1,
+                        most);
+    if (peer->opened_bytes + bytes > OPENED_BYTES)
+        return kvf_fail(KVF_E_LIMIT, "the peer's openings have %llu bytes; allowed: up to %u",
+                        (unsigned long long)peer->opened_bytes + bytes, OPENED_BYTES);
+    kvf_status status = keep(flow, bytes);
+    if (status)
+        return status;
+    flow->opening_bytes = bytes;
+    peer->opened_bytes += bytes;
+    return KVF_OK;
+}
+
 static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message) {
     const uint32_t most = stage->options.flows;
     if (peer->flows[0] >= 2 * most) {
@@ -126,22 +171,18 @@ static kvf_stage_flow *begin(kvf_stage *stage, kvf_stage_peer *peer, const kvf_s
                                  (unsigned long long)message->flow, peer->flows[0], most));
         return NULL;
     }
-    kvf_stage_flow *flow = kvf_stage_flow_new(stage, peer, message->flow, false);
+    kvf_status status = check_room(stage, peer, sizeof(kvf_stage_flow));
+    kvf_stage_flow *flow = status ? NULL : kvf_stage_flow_new(stage, peer, message->flow, false);
     if (!flow) {
-        const kvf_status status = kvf_nomem("a flow");
+        status = status ? status : kvf_nomem("a flow");
         kvf_stage_blame(stage, peer->name, status);
         kvf_stage_flow_deny(peer, message->flow, true, status);
         return NULL;
     }
-    flow->opening_bytes = message->opening_bytes;
-    peer->opened_bytes += message->opening_bytes;
-    if (peer->flows[0] > most)
-        kvf_stage_flow_blame(flow, kvf_fail(KVF_E_LIMIT, "the peer has %u flows open; allowed: up to %u",
-                                            peer->flows[0] - 1, most));
-    else if (peer->opened_bytes > OPENED_BYTES)
-        kvf_stage_flow_blame(flow,
-                             kvf_fail(KVF_E_LIMIT, "the peer's openings have %llu bytes; allowed: up to %u",
-                                      (unsigned long long)peer->opened_bytes, OPENED_BYTES));
+    (void)keep(flow, sizeof *flow); /* there is room: see above */
+    status = check_opening(flow, message->opening_bytes);
+    if (status)
+        kvf_stage_flow_blame(flow, status);
     else if (!(flow->opening = kvf_alloc(message->opening_bytes, 1)))
         kvf_stage_flow_end(flow, kvf_nomem("the opening of a flow"));
     else

@@ -467,6 +467,85 @@ static void more_bytes_of_openings_than_a_peer_may_have(void **state) {
     scene_close(&s);
 }
 
+#define CROWD 40u
+
+static uint64_t opened_by_all(const kvf_stage *stage) {
+    uint64_t bytes = 0;
+    for (const kvf_stage_peer *peer = stage->peers; peer; peer = peer->following)
+        bytes += peer->opened_bytes;
+    return bytes;
+}
+
+static void work_with_crowd(scene *s, attacker *crowd) {
+    for (int i = 0; i < 20; i++) {
+        work(s);
+        for (uint32_t k = 0; k < CROWD; k++)
+            assert_ok(kvf_transport_progress(crowd[k].transport, NULL));
+    }
+}
+
+static void crowd_join(scene *s, attacker *crowd) {
+    static unsigned char memory[1 << 16];
+    const kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = sizeof memory};
+    for (uint32_t i = 0; i < CROWD; i++) {
+        char name[32];
+        (void)snprintf(name, sizeof name, "mallory-%u", i);
+        const kvf_transport_options options = {
+            .struct_size = sizeof options, .name = name, .on_notify = on_notify, .context = &crowd[i]};
+        assert_ok(kvf_transport_open(fabric(), &options, &crowd[i].transport));
+        assert_ok(kvf_transport_register(crowd[i].transport, &region, 1));
+        crowd[i].victim = connect_to(crowd[i].transport, s->victim->transport);
+        assert_ok(kvf_stage_join(s->victim->stage, connect_to(s->victim->transport, crowd[i].transport)));
+    }
+}
+
+/* Each begins an opening of 8 MiB, as any peer may, and never goes on. The memory is the stage's, whatever the fabric. */
+static void more_bytes_than_all_peers_may_have(void **state) {
+    (void)state;
+    if (strcmp(fabric(), "inproc") != 0)
+        skip();
+    static attacker crowd[CROWD];
+    memset(crowd, 0, sizeof crowd);
+    scene s = scene_open();
+    attacker_join(&s);
+    crowd_join(&s, crowd);
+    const unsigned char part[100] = {0};
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    kvf_stage_message message = {.word = KVF_STAGE_OPEN,
+                                 .flow = 7,
+                                 .opening_bytes = KVF_STAGE_OPENING_MAX,
+                                 .part = part,
+                                 .part_bytes = sizeof part};
+    const size_t bytes = kvf_stage_write_message(&message, data);
+    for (uint32_t i = 0; i < CROWD; i++)
+        assert_ok(kvf_transport_notify(crowd[i].victim, data, bytes));
+    work_with_crowd(&s, crowd);
+    assert_in_range(opened_by_all(s.p->stage), 200u << 20, 256u << 20);
+    uint32_t refused = 0;
+    for (uint32_t i = 0; i < CROWD; i++) {
+        const kvf_stage_message *end = &crowd[i].last[KVF_STAGE_END];
+        refused += crowd[i].heard[KVF_STAGE_END];
+        if (crowd[i].heard[KVF_STAGE_END] > 0 &&
+            (end->status != KVF_E_LIMIT || !strstr(end->sentence, "the flows of all peers use")))
+            fail_msg("status %d: %s", (int)end->status, end->sentence);
+    }
+    assert_int_equal(s.p->events, refused);
+    assert_int_equal(opened_by_all(s.p->stage), (uint64_t)(CROWD - refused) * KVF_STAGE_OPENING_MAX);
+    open_well(&s, 7, KVF_READ); /* one that needs less still finds room */
+    end_flow(&s, 7, KVF_E_CANCELLED);
+    message = (kvf_stage_message){.word = KVF_STAGE_END, .flow = 7, .status = KVF_E_CANCELLED};
+    const size_t end_bytes = kvf_stage_write_message(&message, data);
+    for (uint32_t i = 0; i < CROWD; i++)
+        assert_ok(kvf_transport_notify(crowd[i].victim, data, end_bytes));
+    work_with_crowd(&s, crowd);
+    assert_int_equal(s.p->stage->kept_bytes, 0);
+    assert_unharmed(&s);
+    assert_stage_idle(s.p->stage);
+    for (uint32_t i = 0; i < CROWD; i++)
+        kvf_transport_close(crowd[i].transport);
+    scene_close(&s);
+}
+
 /* Sends a long opening of another model, which is refused when the stage reads it. The stage gets no turn meanwhile. */
 static void say_long(scene *s, uint64_t flow) {
     static const uint32_t ids[40000];
@@ -846,6 +925,7 @@ int main(void) {
         cmocka_unit_test(the_same_flow_opened_twice),
         cmocka_unit_test(more_flows_than_a_peer_may_have),
         cmocka_unit_test(more_bytes_of_openings_than_a_peer_may_have),
+        cmocka_unit_test(more_bytes_than_all_peers_may_have),
         cmocka_unit_test(long_openings_are_read_one_in_a_turn),
         cmocka_unit_test(parts_that_never_come),
         cmocka_unit_test(openings_that_are_not_ours),
