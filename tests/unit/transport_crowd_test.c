@@ -1,6 +1,7 @@
 /* The same-host transport as an owner, with more clients that want to connect, or want larger buffers, than it
  * serves. */
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -56,6 +57,31 @@ static void a_newcomer_comes_in_when_strangers_have_cost_no_more_than_their_shar
     drive(&owner, &here, &owner.notices, 1); /* woken by its timer */
     assert_int_equal(endpoint->door_until_ns, 0);
     raw_check_served(&owner);
+    side_close(&here);
+    side_close(&owner);
+}
+
+/* The one timer of an endpoint is also that of its own reads. */
+static void a_newcomer_comes_in_though_the_timer_has_expired_for_something_else(void **state) {
+    (void)state;
+    test_side owner, here;
+    side_open(&owner, &raw_brought, 2);
+    side_open(&here, &raw_brought, 1);
+    kvf_shm_endpoint *endpoint = owner.transport->fabrics[0].endpoint;
+    endpoint->tenants.door_work = UINT64_MAX / 2;
+    kvf_peer *peer = side_connect(&here, &owner);
+    assert_int_equal(kvf_transport_notify(peer, "note", 4), KVF_OK);
+    drive_idle(&here, NULL);
+    while (!endpoint->door_until_ns)
+        assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
+    endpoint->tenants.door_work = 0;
+    endpoint->door_until_ns = kvf_now(&kvf_monotonic) + 100 * KVF_MILLISECOND;
+    kvf_timer_set(&endpoint->timer, 1);
+    assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
+    struct pollfd wakes = {kvf_transport_event_fd(owner.transport), POLLIN, 0};
+    while (owner.notices == 0 && poll(&wakes, 1, 10000) == 1)
+        assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
+    assert_int_equal(owner.notices, 1);
     side_close(&here);
     side_close(&owner);
 }
@@ -126,6 +152,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_full_queue_of_connections_only_delays_a_newcomer),
         cmocka_unit_test(a_newcomer_comes_in_when_strangers_have_cost_no_more_than_their_share),
+        cmocka_unit_test(a_newcomer_comes_in_though_the_timer_has_expired_for_something_else),
         cmocka_unit_test(a_process_with_as_many_connections_as_one_may_have_is_refused_by_name),
         cmocka_unit_test(beyond_the_budget_of_buffers_a_process_is_served_through_a_small_one),
     };

@@ -192,6 +192,7 @@ static void handle(const struct epoll_event *event) {
     case SHM_WATCH_TIMER:
         kvf_timer_set(&((kvf_shm_endpoint *)watch->owner)->timer,
                       UINT64_MAX); /* late answers: kvf_shm_link_move() */
+        kvf_shm_open_door(watch->owner);
         break;
     case SHM_WATCH_WAKE:
         break;

@@ -164,7 +164,7 @@ kvf_shm_region kvf_shm_describe_region(const kvf_shm_endpoint *endpoint, const k
 /** A connection waits to be accepted. */
 void kvf_shm_knock(kvf_shm_endpoint *endpoint);
 
-/** Accepts connections again, if it is time. */
+/** Accepts connections again, if it is time; otherwise the timer says when. */
 void kvf_shm_open_door(kvf_shm_endpoint *endpoint);
 
 /** A client has sent something, reads again, or has hung up; `events` are epoll's. */
