@@ -21,6 +21,13 @@ static void forget_idle(kvf_mail *mail) {
     }
 }
 
+/* A stranger is forgotten with its last waiting letter, because the number of its route may be reused by another peer;
+ * and so is one whose first letter was dropped. */
+static void forget_idle_stranger(kvf_mail *mail, kvf_mail_party *party) {
+    if (!party->turn.first && party != &mail->crowd)
+        forget(mail, party);
+}
+
 static bool is_full(kvf_mail *mail, bool is_stranger) {
     if (is_stranger)
         return mail->stranger_count >= KVF_MAIL_PARTIES / 2;
@@ -110,8 +117,11 @@ const char *kvf_mail_add(kvf_mail *mail, kvf_route route, const uint8_t *key, bo
     uint64_t work = kvf_max_u64(all->last_work, KVF_MAIL_LETTER_WORK);
     kvf_mail_letter *letter = has_room(mail, party, bytes, work) ? kvf_alloc0(1, sizeof *letter) : NULL;
     if (!letter) {
+        const char *why = describe(party, key);
         mail->dropped++;
-        return describe(party, key);
+        if (party->is_stranger)
+            forget_idle_stranger(mail, party);
+        return why;
     }
     letter->from = party;
     letter->route = route;
@@ -147,12 +157,10 @@ kvf_mail_letter *kvf_mail_next(kvf_mail *mail) {
     return (kvf_mail_letter *)seat;
 }
 
-/* Forgets a stranger with its last waiting letter, because the number of its route may be reused by another peer. */
 static void end_stranger_letter(kvf_mail *mail, kvf_mail_party *party) {
     if (mail->strangers.bytes > 0)
         kvf_turns_wait(&mail->turns, &mail->strangers.turn, &mail->strangers_seat);
-    if (!party->turn.first && party != &mail->crowd)
-        forget(mail, party);
+    forget_idle_stranger(mail, party);
 }
 
 uint64_t kvf_mail_read(kvf_mail *mail, kvf_mail_letter *letter, uint64_t work) {

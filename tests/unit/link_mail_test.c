@@ -221,6 +221,28 @@ static void small_letters_of_one_stranger_do_not_keep_out_those_of_another(void 
     kvf_mail_close(&mail);
 }
 
+/* Else the places of those that are told apart would be used up for good, and later strangers would not take turns. */
+static void strangers_whose_letters_were_dropped_are_forgotten(void **state) {
+    (void)state;
+    const uint64_t large = 64u << 10;
+    kvf_mail mail;
+    kvf_mail_open(&mail);
+    for (kvf_route route = 1; route <= 20; route++)
+        while (post(&mail, route, NULL, false, large)) {
+        }
+    for (kvf_route route = 1000; route < 1000 + KVF_MAIL_PARTIES; route++)
+        assert_false(post(&mail, route, NULL, false, large));
+    while (kvf_mail_waits(&mail)) {
+        kvf_mail_begin_round(&mail);
+        (void)read_one(&mail, 0);
+    }
+    assert_int_equal(HASH_COUNT(mail.parties), 0);
+    assert_int_equal(mail.stranger_count, 0);
+    assert_true(post(&mail, 5, NULL, false, 10));
+    assert_null(mail.crowd.turn.first);
+    kvf_mail_close(&mail);
+}
+
 /* The work of a greeting, and of a JOIN with a shard of 64 layers whose K and V interleave by block: see flow.c. */
 #define HELLO_WORK (8u << 10)
 #define JOIN_WORK (8u << 10 | 128u << 10)
@@ -296,6 +318,7 @@ int main(void) {
         cmocka_unit_test(a_new_stranger_waits_for_one_letter_of_each_other_stranger),
         cmocka_unit_test(a_stranger_leaves_room_to_other_strangers_and_all_of_them_to_those_that_are_known),
         cmocka_unit_test(small_letters_of_one_stranger_do_not_keep_out_those_of_another),
+        cmocka_unit_test(strangers_whose_letters_were_dropped_are_forgotten),
         cmocka_unit_test(a_large_engine_under_one_key_may_greet_at_once),
         cmocka_unit_test(all_ranks_of_a_large_engine_join_though_their_letters_are_dropped_at_first),
         cmocka_unit_test(parties_beyond_those_that_are_told_apart_are_strangers),
