@@ -436,6 +436,34 @@ static void an_owner_for_whose_memory_we_have_no_addresses_lives(void **state) {
     a_reader_runs_short(&of_addresses, "shared bytes: Cannot allocate memory");
 }
 
+/* Of runs this short the owner would copy some into a buffer, for which a descriptor is needed. */
+static void memory_that_can_be_read_directly_is_read_without_a_descriptor_for_a_buffer(void **state) {
+    (void)state;
+    static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
+    enum { RUNS = 800 };
+    static kvf_run runs[RUNS];
+    test_side here, there;
+    test_outcome outcome = {0};
+    side_open(&here, &brought, 1);
+    side_open(&there, &brought, 2);
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(&here, &there);
+    for (uint32_t i = 0; i < RUNS; i++)
+        runs[i] = (kvf_run){i * 64u, i * 64u, 48, 1, 1};
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, runs, RUNS, note_outcome, &outcome, NULL), KVF_OK);
+    leave_descriptors(0);
+    drive_idle(&here, NULL);
+    give_descriptors_back();
+    drive(&here, &there, &outcome.calls, 1);
+    if (outcome.status == KVF_E_UNSUPPORTED)
+        skip();
+    assert_int_equal(outcome.status, KVF_OK);
+    for (uint32_t i = 0; i < RUNS; i++)
+        assert_memory_equal(side_memory(&here, 1) + i * 64u, side_memory(&there, 1) + i * 64u, 48);
+    side_close(&here);
+    side_close(&there);
+}
+
 /* It may be stopped for longer than we wait. */
 static void an_owner_that_accepts_nobody_lives(void **state) {
     (void)state;
@@ -554,6 +582,7 @@ int main(void) {
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_descriptor_lives),
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_addresses_lives),
         cmocka_unit_test(an_owner_without_addresses_for_our_buffer_says_so),
+        cmocka_unit_test(memory_that_can_be_read_directly_is_read_without_a_descriptor_for_a_buffer),
         cmocka_unit_test(an_owner_that_accepts_nobody_lives),
         cmocka_unit_test(a_read_of_memory_that_is_taken_back_meanwhile_has_not_moved),
         cmocka_unit_test(what_is_read_in_place_is_void_once_the_memory_is_taken_back),

@@ -506,7 +506,8 @@ static kvf_status move_slice(kvf_shm_link *link, kvf_direction direction, kvf_sl
     }
     kvf_shm_cut(slice, step.bytes, SHM_VECTORS);
     kvf_status status = step.way == SHM_WAY_SERVED ? ask_owner(link, slice) : KVF_E_AGAIN;
-    if (status == KVF_E_AGAIN && !link->no_direct)
+    /* The owner has no time, or this process no memory or descriptor for a buffer: nothing was begun. */
+    if (status && status != KVF_E_PEER_LOST && !link->no_direct)
         status = move_direct(link, direction, slice);
     if (status != KVF_E_UNSUPPORTED)
         return status;
