@@ -96,18 +96,25 @@ static int accept_one(int listening) {
 kvf_status kvf_neighbour_accept(int listening, int *spare, const void *refusal, size_t bytes, int *out) {
     const struct iovec part = {(void *)refusal, bytes};
     *out = accept_one(listening);
+    if (*out >= 0 && *spare < 0)
+        *spare = kvf_neighbour_spare();
     if (*out >= 0)
         return KVF_OK;
+    if (errno == ENOMEM || errno == ENOBUFS)
+        return kvf_fail(KVF_E_IO, "accept: %s", strerror(errno));
     if (errno != EMFILE && errno != ENFILE)
         return KVF_E_AGAIN;
     kvf_fd_close(spare);
     int refused = accept_one(listening);
+    const int error = errno;
     const bool any = refused >= 0;
     if (any)
         (void)kvf_neighbour_send(refused, &part, 1, -1);
     kvf_fd_close(&refused);
     *spare = kvf_neighbour_spare();
-    return any ? KVF_E_LIMIT : KVF_E_AGAIN;
+    if (any || error == EAGAIN)
+        return any ? KVF_E_LIMIT : KVF_E_AGAIN;
+    return kvf_fail(KVF_E_IO, "accept: %s", strerror(error)); /* another thread has taken the spare one */
 }
 
 void kvf_neighbour_hang_up(int *socket) {

@@ -50,10 +50,11 @@ int kvf_neighbour_spare(void);
  * Accepts a connection. If the process has no free descriptor, it gives up the spare one for a moment, to refuse the
  * connection at the head of the queue: that would otherwise stay there, and the listening socket readable, forever.
  *
- * @param spare    from kvf_neighbour_spare(); stays the caller's
+ * @param spare    from kvf_neighbour_spare(); stays the caller's. If it is lost, a later call makes another
  * @param refusal  the message for a connection that is refused
  * @param out      receives the connection, which is the caller's
- * @return KVF_OK, KVF_E_AGAIN (none is waiting), KVF_E_LIMIT (one was refused; more may be waiting)
+ * @return KVF_OK, KVF_E_AGAIN (none is waiting), KVF_E_LIMIT (one was refused; more may be waiting), KVF_E_IO (one may
+ *         be waiting, but there is no memory for it, nor a descriptor to refuse it with: the caller tries again later)
  */
 kvf_status kvf_neighbour_accept(int listening, int *spare, const void *refusal, size_t bytes, int *out);
 

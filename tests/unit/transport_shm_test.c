@@ -1,5 +1,6 @@
 /* What only the same-host transport can meet: the memory of another process, as the kernel sees it. */
 #include <errno.h>
+#include <poll.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,7 +15,9 @@
 
 #include <cmocka.h>
 
+#include "transport/front.h"
 #include "transport/neighbour.h"
+#include "transport/shm/shm.h"
 #include "transport/transport.h"
 #include "transport_pair.h"
 #include "transport_raw.h"
@@ -355,6 +358,33 @@ static void an_owner_without_a_descriptor_for_us_lives(void **state) {
     an_owner_with_descriptors_left_says_why_it_refuses(1);
 }
 
+/* Another thread may take the descriptor that the owner gives up for a moment. */
+static void an_owner_whose_spare_descriptor_is_taken_sleeps_and_gets_another(void **state) {
+    (void)state;
+    static const pair_kind brought = {"shm", {false, false}, "shm", {0}};
+    const kvf_run run = {0, 0, 100, 1, 1};
+    test_side here, there;
+    side_open(&here, &brought, 1);
+    side_open(&there, &brought, 2);
+    kvf_shm_endpoint *endpoint = there.transport->fabrics[0].endpoint;
+    kvf_peer *peer = side_connect(&here, &there);
+    drive_idle(&here, NULL);
+    kvf_fd_close(&endpoint->spare_fd);
+    leave_descriptors(0);
+    uint32_t slept = 0;
+    for (int i = 0; i < 200; i++) {
+        struct pollfd wakes = {kvf_transport_event_fd(there.transport), POLLIN, 0};
+        assert_int_equal(kvf_transport_progress(there.transport, NULL), KVF_OK);
+        slept += poll(&wakes, 1, 0) == 0;
+    }
+    give_descriptors_back();
+    assert_int_not_equal(slept, 0);
+    assert_int_equal(move_runs(&here, &there, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_true(endpoint->spare_fd >= 0);
+    side_close(&here);
+    side_close(&there);
+}
+
 /* Takes all that this process may still have of something, and gives it back. */
 typedef struct shortage {
     void (*begin)(void);
@@ -578,6 +608,7 @@ int main(void) {
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, allocate_again),
         cmocka_unit_test(a_host_that_is_unknown_is_not_said_to_be_another),
         cmocka_unit_test(an_owner_without_a_descriptor_for_us_lives),
+        cmocka_unit_test(an_owner_whose_spare_descriptor_is_taken_sleeps_and_gets_another),
         cmocka_unit_test(an_owner_without_a_descriptor_for_our_buffer_lives),
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_descriptor_lives),
         cmocka_unit_test(an_owner_for_whose_memory_we_have_no_addresses_lives),

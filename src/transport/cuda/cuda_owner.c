@@ -106,7 +106,7 @@ void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {
         int fd;
         const kvf_status status = kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd,
                                                        &no_descriptor, sizeof no_descriptor, &fd);
-        if (status == KVF_E_AGAIN)
+        if (status == KVF_E_AGAIN || status == KVF_E_IO)
             return;
         if (!status)
             let_in(endpoint, fd);

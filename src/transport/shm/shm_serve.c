@@ -231,6 +231,8 @@ static bool accept_one(kvf_shm_endpoint *endpoint, uint64_t *work) {
                                              sizeof no_descriptor, &fd);
     *work = SHM_CONNECTION_WORK;
     endpoint->tenants.refused += status == KVF_E_LIMIT;
+    if (status == KVF_E_IO) /* the socket stays readable: we would be woken at once, again and again */
+        shut_door(endpoint, now);
     if (status)
         return status == KVF_E_LIMIT;
     status = add_client(endpoint, fd);
