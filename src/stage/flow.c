@@ -169,8 +169,8 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
  * bring a write late. A peer that has forgotten the flow is not in the middle of a copy for it. */
 static bool is_shut_out(const kvf_stage_flow *flow) {
     const kvf_stage_peer *peer = flow->peer;
-    size_t bytes = peer->card_bytes;
-    const void *card = peer->peer ? kvf_peer_card(peer->peer, &bytes) : peer->card;
+    size_t bytes = flow->card ? flow->card_bytes : peer->card_bytes;
+    const void *card = flow->card ? flow->card : peer->peer ? kvf_peer_card(peer->peer, &bytes) : peer->card;
     return flow->forgotten || !card ||
            kvf_transport_stop_endpoint(flow->stage->transport, card, bytes, true) != KVF_E_AGAIN;
 }
@@ -238,6 +238,7 @@ void kvf_stage_flow_free(kvf_stage_flow *flow) {
     kvf_stage_flow_give(flow, flow->kept_bytes);
     kvf_stream_free(flow->stream);
     kvf_shapes_leave(flow->shape);
+    kvf_free(flow->card);
     kvf_free(flow);
 }
 

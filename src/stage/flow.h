@@ -125,6 +125,8 @@ struct kvf_stage_flow {
     uint64_t doubt_ends; /**< lender: when the peer is shut out, which frees its slots; 0: not set */
     uint64_t kept_bytes; /**< lender: of memory, which count for its peer and for all of them */
     bool forgotten;      /**< lender: the peer has said that it does not know the flow */
+    void *card; /**< lender: of the endpoint that has its slots, once another has joined by its name; NULL: the peer's */
+    size_t card_bytes;
     uint64_t turn;       /**< the number of its last turn */
     kvf_stage_flow *previous, *following; /**< all flows of the stage, in the order of turns */
 };

@@ -457,6 +457,8 @@ static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {
 }
 
 void kvf_lender_hear(kvf_stage_flow *flow, const kvf_stage_message *message) {
+    if (flow->card)
+        return; /* it is of a process that another has replaced, which cannot speak for it */
     flow->heard_ns = kvf_now(flow->stage->clock);
     if (message->word == KVF_STAGE_END)
         hear_end(flow, message);

@@ -7,6 +7,7 @@
 #include "stage/cost.h"
 #include "stage/flow.h"
 #include "stage/ways.h"
+#include "transport/card.h"
 #include "transport/transport.h"
 
 #define ARENA_BYTES (64u << 20)
@@ -326,6 +327,24 @@ kvf_stage_peer *kvf_stage_find_peer(const kvf_stage *stage, const kvf_peer *peer
     return found;
 }
 
+/* A process that was restarted has the name of the one before, which may be stopped, and write into the slots it was
+ * lent when it goes on. It has to be shut out by its own card, then. */
+static kvf_status keep_card(const kvf_stage *stage, const kvf_stage_peer *left, const kvf_peer *joins) {
+    size_t bytes;
+    const void *card = kvf_peer_card(joins, &bytes);
+    if (!left->card || kvf_card_is_of_same(left->card, left->card_bytes, card, bytes))
+        return KVF_OK;
+    for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following) {
+        if (flow->peer != left || !flow->doubt_ends || flow->end_heard || flow->card)
+            continue;
+        flow->card = kvf_copy(left->card, left->card_bytes, 1);
+        flow->card_bytes = left->card_bytes;
+        if (!flow->card)
+            return kvf_nomem("a peer of a stage");
+    }
+    return KVF_OK;
+}
+
 kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     if (!stage || !peer || kvf_peer_transport(peer) != stage->transport)
         return kvf_fail(KVF_E_INVALID, "join: %s",
@@ -344,6 +363,9 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
         }
         KVF_LIST_ADD(stage->peers, joined);
     }
+    kvf_status status = keep_card(stage, joined, peer);
+    if (status)
+        return status;
     joined->known =
         kvf_known_cost_use(&stage->known_costs, peer, stage->options.slot_bytes, stage->device != NULL);
     if (!joined->known)

@@ -208,6 +208,27 @@ void kvf_card_free(kvf_card *card) {
     *card = (kvf_card){0};
 }
 
+static bool has_part(const kvf_card *card, const kvf_card_part *part) {
+    for (uint32_t i = 0; i < card->part_count; i++)
+        if (strcmp(card->parts[i].kind, part->kind) == 0 && card->parts[i].bytes == part->bytes &&
+            memcmp(card->parts[i].data, part->data, part->bytes) == 0)
+            return true;
+    return false;
+}
+
+bool kvf_card_is_of_same(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {
+    kvf_card cards[2];
+    bool same = false;
+    if (kvf_card_read(a, a_bytes, &cards[0]))
+        return false;
+    if (!kvf_card_read(b, b_bytes, &cards[1]))
+        for (uint32_t i = 0; i < cards[0].part_count && !same; i++)
+            same = has_part(&cards[1], &cards[0].parts[i]);
+    kvf_card_free(&cards[0]);
+    kvf_card_free(&cards[1]); /* zeroed if it could not be read */
+    return same;
+}
+
 /* The kernel makes a new boot id at every start; containers of one machine see the same. */
 void kvf_host_identity(unsigned char out[KVF_HOST_ID_BYTES]) {
     memset(out, 0, KVF_HOST_ID_BYTES);

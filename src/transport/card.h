@@ -50,6 +50,10 @@ kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out);
 
 void kvf_card_free(kvf_card *card);
 
+/** Whether two cards are of one endpoint, as far as they tell: the part of one kind is the same in both, and such a part
+ * names its endpoint by random bytes. */
+bool kvf_card_is_of_same(const void *a, size_t a_bytes, const void *b, size_t b_bytes);
+
 /** An identity that all processes of this boot of this machine share, and no others; zeros if unknown. */
 void kvf_host_identity(unsigned char out[KVF_HOST_ID_BYTES]);
 

@@ -276,8 +276,47 @@ static void an_end_of_a_writer_that_is_being_shut_out_frees_no_slot(void **state
     stopped_close(&s, move);
 }
 
+/* It was restarted under its name while the process before stands still. The new one knows nothing of the flow, and
+ * says so; and shutting the new one out would not stop the old one. */
+static void slots_of_a_stopped_writer_stay_in_doubt_whatever_its_successor_says(void **state) {
+    (void)state;
+    static unsigned char memory[SLOT];
+    const kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = sizeof memory};
+    kvf_move *move;
+    stage_scene s = stopped_open(&move);
+    const kvf_transport_options options = {.struct_size = sizeof options, .name = s.p->name};
+    kvf_transport *successor;
+    kvf_peer *peer;
+    const void *card;
+    size_t bytes;
+    const kvf_stage_message words[] = {
+        {.word = KVF_STAGE_END, .flow = s.d->stage->first->id, .status = KVF_E_NOT_FOUND},
+        {.word = KVF_STAGE_END, .flow = s.d->stage->first->id, .status = KVF_E_CANCELLED}};
+    unsigned char data[KVF_STAGE_MESSAGE_MAX];
+    kvf_stage_leave(s.d->stage, s.d->peers[0]);
+    const uint32_t lent = in_doubt(s.d);
+    assert_true(lent > 0);
+    assert_ok(kvf_transport_open("shm", &options, &successor));
+    assert_ok(kvf_transport_register(successor, &region, 1));
+    assert_ok(kvf_transport_export(successor, &card, &bytes));
+    assert_ok(kvf_transport_connect(s.d->transport, card, bytes, &peer));
+    assert_ok(kvf_stage_join(s.d->stage, peer));
+    for (size_t i = 0; i < COUNT_OF(words); i++)
+        assert_true(
+            kvf_stage_notice(s.d->stage, s.p->name, data, kvf_stage_write_message(&words[i], data)));
+    pass_doubt(&s);
+    assert_int_equal(in_doubt(s.d), lent);
+    kvf_stage_leave(s.d->stage, peer);
+    kvf_peer_close(peer);
+    kvf_transport_close(successor);
+    pass_doubt(&s);
+    assert_int_equal(in_doubt(s.d), lent);
+    stopped_close(&s, move);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(slots_of_a_stopped_writer_stay_in_doubt_whatever_its_successor_says),
         cmocka_unit_test(slots_stay_in_doubt_while_a_writer_is_stopped_in_the_middle_of_a_copy),
         cmocka_unit_test(an_end_of_a_writer_that_is_being_shut_out_frees_no_slot),
         cmocka_unit_test(a_reader_goes_on_after_its_opening_and_its_end_were_lost),
