@@ -25,6 +25,7 @@
 #include "transport/transport.h"
 
 #define STAGE_PAUSE (250 * KVF_MILLISECOND) /* the longest time between two looks of a stage that has flows */
+#define REPEAT_PAUSE KVF_MILLISECOND /* before a stage repeats messages that a peer takes none of now */
 /* How long closing waits until producers are told what they may free, and of that, until they have confirmed it. */
 #define SAYING KVF_SECOND
 #define CONFIRMING (100 * KVF_MILLISECOND)
@@ -128,6 +129,7 @@ static bool move_and_hash(kvf_agent *agent) {
     bool more = false;
     if (agent->stage)
         (void)kvf_stage_progress(agent->stage, &more);
+    const bool repeats = more && kvf_stage_only_repeats(agent->stage);
     kvf_status status = hashing ? kvf_hashing_slice(hashing) : KVF_OK;
     kvf_turn_take(agent);
     if (hashing)
@@ -137,8 +139,8 @@ static bool move_and_hash(kvf_agent *agent) {
         kvf_peers_waiting(agent);
     }
     if (agent->stage && !kvf_stage_is_idle(agent->stage)) /* it notices flows that take too long */
-        kvf_agent_due(agent, kvf_agent_now(agent) + STAGE_PAUSE);
-    return busy || more || kvf_hashing_waits(agent);
+        kvf_agent_due(agent, kvf_agent_now(agent) + (repeats ? REPEAT_PAUSE : STAGE_PAUSE));
+    return busy || (more && !repeats) || kvf_hashing_waits(agent);
 }
 
 /* One round; true: another would find something to do. */

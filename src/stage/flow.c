@@ -281,7 +281,7 @@ bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message) {
     size_t bytes = kvf_stage_write_message(message, data);
     kvf_status status = kvf_transport_notify(flow->peer->peer, data, bytes);
     if (status == KVF_E_AGAIN || status == KVF_E_NOMEM)
-        flow->stage->held_up = true;
+        flow->stage->untaken = true;
     else if (status) {
         kvf_stage_flow_end(flow, status);
         flow->end_sent = true; /* the peer is out of reach; kvf_stage_leave() does the rest */

@@ -177,7 +177,9 @@ struct kvf_stage {
     uint64_t kept_bytes;          /**< of memory that the flows of all peers make us keep */
     kvf_status refusal;           /**< with which a flow ends that is not permitted */
     bool closed;                  /**< to be freed with the last flow, operation and move */
-    bool held_up; /**< messages wait: a peer takes none now, or a flow's turn to open has come */
+    bool held_up;      /**< messages wait: a flow's turn to open has come */
+    bool untaken;      /**< messages wait: a peer takes none now, or there is no memory for them */
+    bool only_repeats; /**< see kvf_stage_only_repeats() */
     kvf_stage_info counts;
 };
 

@@ -689,7 +689,7 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
         *busy = false;
     if (!stage || stage->closed)
         return kvf_fail(KVF_E_INVALID, "stage: %s", stage ? "it is closed" : "stage is NULL");
-    stage->held_up = false;
+    stage->held_up = stage->untaken = false;
     watch_time(stage);
     take_copied(stage);
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
@@ -698,9 +698,15 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
     more = take_turns(stage) || more;
     free_flows(stage);
     free_peers(stage);
+    more = more || stage->held_up;
+    stage->only_repeats = stage->untaken && !more;
     if (busy)
-        *busy = more || stage->held_up;
+        *busy = more || stage->untaken;
     return KVF_OK;
+}
+
+bool kvf_stage_only_repeats(const kvf_stage *stage) {
+    return stage->only_repeats;
 }
 
 /* ---- what a stage reports -------------------------------------------------------------------- */

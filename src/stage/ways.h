@@ -42,6 +42,10 @@ void kvf_stage_each_read(const kvf_stage *stage, const kvf_peer *peer,
 /** Ends the flows by which we read from a peer, which has forgotten them. The thread's error detail is the reason. */
 void kvf_stage_stop_reading(const kvf_stage *stage, const kvf_peer *peer, kvf_status status);
 
+/** Whether the last kvf_stage_progress() said that there is more to do only because of messages that could not be sent: a
+ * peer that is stopped may take none for long. A caller that can sleep for a moment does so before it tries again. */
+bool kvf_stage_only_repeats(const kvf_stage *stage);
+
 /** Whether the stage has no flow: then no timeout is pending. */
 bool kvf_stage_is_idle(const kvf_stage *stage);
 

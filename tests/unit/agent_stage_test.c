@@ -423,6 +423,31 @@ static void blocks_that_are_written_packed_are_free_at_once(void **state) {
     world_close(&s.w);
 }
 
+/* Until it goes on, or its lease ends: the agent took a whole processor meanwhile. */
+static void an_agent_sleeps_while_a_peer_takes_no_messages(void **state) {
+    (void)state;
+    static const unsigned char note[KVF_NOTICE_MAX];
+    stopped_scene s;
+    stop_a_writer(&s, KVF_WAY_PACKED, 2); /* its flow is open */
+    kvf_agent *agent = s.w.d.agents[0];
+    char name[KVF_ENDPOINT_NAME_BYTES];
+    kvf_endpoint_name(name, "P", 0, s.writer->incarnation);
+    kvf_peer *peer = kvf_stage_peer_named(agent->stage, name);
+    assert_non_null(peer);
+    while (kvf_transport_notify(peer, note, sizeof note) == KVF_OK) {
+    }
+    assert_ok(kvf_agent_cancel(agent, s.expects[0])); /* the END of its flow is due */
+    bool busy = true;
+    for (int i = 0; i < 50 && busy; i++)
+        assert_ok(kvf_agent_progress(agent, &busy));
+    assert_false(busy);
+    assert_true(world_failed(&s.w, agent, s.expects[0], KVF_E_CANCELLED)->blocks_free);
+    wake_the_writer(&s);
+    world_pull_everything(&s.w, "next", 100, 3);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
 /* The control: packed blocks are free at once. */
 static void blocks_that_are_written_directly_are_in_doubt(void **state) {
     (void)state;
@@ -740,6 +765,7 @@ int main(void) {
         cmocka_unit_test(what_a_consumer_without_a_stage_expects_is_pushed_directly),
         cmocka_unit_test(an_arena_that_cannot_be_had_is_refused_by_name),
         cmocka_unit_test(blocks_that_are_written_packed_are_free_at_once),
+        cmocka_unit_test(an_agent_sleeps_while_a_peer_takes_no_messages),
         cmocka_unit_test(blocks_that_are_written_directly_are_in_doubt),
         cmocka_unit_test(a_flow_that_crosses_the_end_of_its_permission_is_nobodys_fault),
         cmocka_unit_test(a_push_whose_consumer_gives_up_ends_alike_by_any_way),
