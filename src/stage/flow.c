@@ -151,6 +151,10 @@ bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow) {
     return has_credit(flow, KVF_CREDIT_LENT);
 }
 
+bool kvf_stage_flow_is_unsaid(const kvf_stage_flow *flow) {
+    return has_credit(flow, KVF_CREDIT_TO_LEND);
+}
+
 bool kvf_stage_flow_is_copied(const kvf_stage_flow *flow) {
     return has_credit(flow, KVF_CREDIT_COPYING);
 }

@@ -228,6 +228,9 @@ void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, bool by_lend
 /** Whether the mover has slots of the flow. */
 bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow);
 
+/** Whether slots of the flow are ready to be lent. */
+bool kvf_stage_flow_is_unsaid(const kvf_stage_flow *flow);
+
 /** Frees the flow's lent slots: the peer no longer uses them, because it has sent its END or is gone for good. */
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
 
@@ -294,7 +297,9 @@ void kvf_lender_talk(kvf_stage_flow *flow);
 void kvf_lender_hear(kvf_stage_flow *flow, const kvf_stage_message *message);
 /** Whether it waits for a slot while its peer has none. */
 bool kvf_lender_waits(const kvf_stage_flow *flow);
-/** Whether the peer still has slots of this flow, ended or not, and has given none back since `before_ns`. */
+/** Whether the peer has slots of this flow, or slots wait for it of which it cannot be told: it may take no message. */
+bool kvf_lender_awaits_slots(const kvf_stage_flow *flow);
+/** Whether there are such slots of this flow, ended or not, and the peer has given none back since `before_ns`. */
 bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns);
 /** Takes a part of an opening; the first part makes the flow. */
 void kvf_lender_hear_open(kvf_stage *stage, kvf_stage_peer *peer, const kvf_stage_message *message);

@@ -342,8 +342,12 @@ bool kvf_lender_waits(const kvf_stage_flow *flow) {
     return flow->waits_ns > 0 && !flow->ended && flow->share->lent == 0;
 }
 
+bool kvf_lender_awaits_slots(const kvf_stage_flow *flow) {
+    return kvf_stage_flow_is_lent(flow) || kvf_stage_flow_is_unsaid(flow);
+}
+
 bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns) {
-    return !flow->mover && flow->kept_ns < before_ns && kvf_stage_flow_is_lent(flow);
+    return !flow->mover && flow->kept_ns < before_ns && kvf_lender_awaits_slots(flow);
 }
 
 void kvf_lender_copied(kvf_credit *credit) {

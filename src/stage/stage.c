@@ -550,7 +550,7 @@ static bool waits_for_peer(const kvf_stage_flow *flow) {
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         ours = ours || flow->credits[i].state == KVF_CREDIT_HERE ||
                flow->credits[i].state == KVF_CREDIT_MOVED || flow->credits[i].state == KVF_CREDIT_COPYING;
-    return flow->mover ? !ours || flow->next == flow->bytes : !flow->open || kvf_stage_flow_is_lent(flow);
+    return flow->mover ? !ours || flow->next == flow->bytes : !flow->open || kvf_lender_awaits_slots(flow);
 }
 
 static bool waits_for_device(const kvf_stage_flow *flow) {

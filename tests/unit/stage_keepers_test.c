@@ -24,6 +24,7 @@ typedef struct keeper {
     uint32_t count;
     kvf_status ended;
     bool says_end; /* sends END when it is told that its flow has ended */
+    bool is_deaf;  /* it reads no message */
     unsigned char memory[64];
 } keeper;
 
@@ -59,7 +60,8 @@ static void work(scene *s) {
     for (int i = 0; i < 20; i++) {
         (void)stage_world_work(s->at.w);
         for (uint32_t k = 0; k < KEEPERS; k++)
-            assert_ok(kvf_transport_progress(s->keepers[k].transport, NULL));
+            if (!s->keepers[k].is_deaf)
+                assert_ok(kvf_transport_progress(s->keepers[k].transport, NULL));
     }
 }
 
@@ -120,11 +122,15 @@ static void give_one_back(scene *s, keeper *k) {
     work(s);
 }
 
-static uint32_t slots_of(const scene *s, const char *name) {
+static const kvf_stage_peer *peer_named(const scene *s, const char *name) {
     const kvf_stage_peer *peer = s->at.p->stage->peers;
     while (strcmp(peer->name, name) != 0)
         peer = peer->following;
-    return peer->shares[KVF_MEMORY_HOST].lent;
+    return peer;
+}
+
+static uint32_t slots_of(const scene *s, const char *name) {
+    return peer_named(s, name)->shares[KVF_MEMORY_HOST].lent;
 }
 
 static scene *scene_open(bool says_end) {
@@ -233,6 +239,45 @@ static void a_return_of_no_slot_gives_a_peer_no_more_time(void **state) {
                                                  .slots = {{.slot = SLOTS, .generation = 1}}});
     pass(s, PATIENCE / 2 + 1);
     end_honest(s, move);
+    scene_close(s);
+}
+
+/* Five peers read no message, and P cannot send them any. It has filled slots for them all the same. */
+static void keep_all_unheard(scene *s) {
+    static const unsigned char note[KVF_NOTICE_MAX];
+    for (uint32_t i = 0; i < 5; i++) {
+        s->keepers[i].is_deaf = true;
+        while (kvf_transport_notify(peer_named(s, s->keepers[i].name)->peer, note, sizeof note) == KVF_OK) {
+        }
+        keeper_open(s, i, 255);
+    }
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_lent, SLOTS / 2);
+}
+
+/* Nobody else could have had these slots, for as long as the peers did not read. */
+static void slots_of_which_peers_cannot_be_told_go_to_flows_that_have_none(void **state) {
+    (void)state;
+    scene *s = scene_open(true);
+    keep_all_unheard(s);
+    kvf_move *move = begin_honest(s);
+    pass(s, PATIENCE);
+    assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
+    pass(s, 1);
+    end_honest(s, move);
+    assert_int_equal(s->at.p->events, 5);
+    assert_int_equal(s->at.p->event, KVF_E_TIMEOUT);
+    scene_close(s);
+}
+
+static void flows_of_peers_that_read_no_message_end_when_they_have_stalled(void **state) {
+    (void)state;
+    scene *s = scene_open(true);
+    keep_all_unheard(s);
+    pass(s, 1000 * SECOND);
+    assert_int_equal(s->at.p->events, 0);
+    pass(s, 1);
+    assert_int_equal(s->at.p->events, 5);
+    assert_int_equal(stage_info_of(s->at.p->stage).slots_lent, 0);
     scene_close(s);
 }
 
@@ -429,6 +474,8 @@ int main(void) {
         cmocka_unit_test(slots_that_peers_keep_go_to_flows_that_have_none),
         cmocka_unit_test(slots_of_a_peer_that_does_not_stop_are_free_in_the_end),
         cmocka_unit_test(a_return_of_no_slot_gives_a_peer_no_more_time),
+        cmocka_unit_test(slots_of_which_peers_cannot_be_told_go_to_flows_that_have_none),
+        cmocka_unit_test(flows_of_peers_that_read_no_message_end_when_they_have_stalled),
         cmocka_unit_test(a_peer_that_keeps_slots_that_nobody_waits_for_is_left_alone),
         cmocka_unit_test(the_flow_that_has_waited_longest_for_its_first_slot_is_first),
         cmocka_unit_test(a_slot_for_one_flow_of_a_peer_ends_the_waiting_of_all),
