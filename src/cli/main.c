@@ -147,6 +147,8 @@ static int print_help(void) {
 }
 
 static int print_help_about(const char *name) {
+    if (strcmp(name, "help") == 0)
+        return print_help();
     const command *about = find(name);
     if (!about)
         return unknown(name);
@@ -179,7 +181,7 @@ static int run(int argc, char **argv) {
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0)
         return print_help();
     if (strcmp(name, "help") == 0)
-        return argc > 2 ? print_help_about(argv[2]) : print_help();
+        return argc > 2 && !asks_for_help(argc, argv) ? print_help_about(argv[2]) : print_help();
     if (strcmp(name, "--version") == 0) {
         printf("kvferry %s\n", kvf_version());
         return EXIT_DONE;

@@ -52,6 +52,8 @@ succeeds "the models are listed" '^llama-3.1-70b +80 ' models
 succeeds "a command's options are explained" '--memory-limit BYTES' help demo
 succeeds "orders are explained" 'packed-nhd +L\|BNHP' plan --help
 succeeds "the commands are listed" '^  bench ' --help
+succeeds "help tells of itself, too" '^Usage: kvferry COMMAND ' help help
+succeeds "and has help" '^Usage: kvferry COMMAND ' help --help
 succeeds "the version is said" '^kvferry [0-9]+\.[0-9]+\.[0-9]+$' --version
 
 prints_json() { # prints_json NAME PATTERN ARGUMENTS...
