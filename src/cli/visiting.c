@@ -43,6 +43,9 @@ int place_read(const char *text, meeting_place *out) {
     if (!out->endpoint)
         return failure("not enough memory");
     char *comma = strchr(out->endpoint, ',');
+    if (comma && !comma[1])
+        return usage_error("\"%s\" ends with a comma; allowed: ENDPOINT, or ENDPOINT,KEY for encryption",
+                           text);
     if (comma) {
         *comma = '\0';
         out->key = comma + 1;

@@ -11,6 +11,9 @@ plain=$met
 first=$pid
 succeeds "an engine that answers says who it is, in one line" \
     '^tcp://127.0.0.1:[0-9]+: prefill, 4 ranks, protocol [0-9]+, not encrypted, round trip .*median of 5' ping "$plain"
+for command in ping fetch explain; do
+    refuses "a key that is empty does not pass for one, $command" 2 'ends with a comma; allowed: ENDPOINT' "$command" "$plain,"
+done
 COLUMNS=80 run fetch "$plain"
 if [ "$code" -eq 0 ] && [ "$(wc -L <"$output")" -le 80 ]; then
     pass "what a fetch says fits the line"
