@@ -419,6 +419,7 @@ int shape_parse(const char *side, const char *written, const kvf_model *model, e
         result = check_group_names(out, model);
     if (!result)
         result = apply(out, model);
+    out->is_read = result == EXIT_DONE;
     if (!result && out->share_pages)
         result = shared_pages_fit(out, model);
     return result;

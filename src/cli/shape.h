@@ -26,6 +26,7 @@ typedef struct engine_shape {
     char *text;       /* owned, cut into the settings */
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;
+    bool is_read; /* every key is understood: what is refused after that is impossible for the model */
     uint32_t tp, pp, dcp, dcp_width;
     bool pp_given;
     uint32_t *pp_layers;    /* owned; NULL: split as evenly as possible */

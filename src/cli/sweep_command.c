@@ -9,17 +9,17 @@
 #include "progress.h"
 #include "sweep.h"
 
-/* Makes the engine of one shape. A shape that the library refuses is left out, with a warning on stderr. */
+/* Makes the engine of one shape. A shape that is impossible for the model is left out, with a warning on stderr. */
 static int make_engine(const char *side, const char *wanted, const kvf_model *model, kvf_engine **out) {
     engine_shape shape;
     int result = shape_parse(side, wanted, model, &shape);
     if (!result) {
         shape_fill_blocks(&shape, model);
         result = shape_build(&shape, model, out);
-        if (result == EXIT_USAGE) {
-            notice("warning: --%s %s is left out", side, wanted);
-            result = EXIT_DONE;
-        }
+    }
+    if (result == EXIT_USAGE && shape.is_read) {
+        notice("warning: --%s %s is left out", side, wanted);
+        result = EXIT_DONE;
     }
     shape_free(&shape);
     return result;

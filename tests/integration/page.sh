@@ -49,6 +49,8 @@ END
 fi
 succeeds "a shape that is impossible for the model is refused by itself" '^"tp=1,dcp=2","tp=1",,,,,,,refused$' \
     sweep --prefill tp=1/16,dcp=2 --decode tp=1
+succeeds "also one whose groups share pages" '^"tp=1,dcp=2,share-pages=yes","tp=1",,,,,,,refused$' \
+    sweep --model kimi-linear-48b-a3b --prefill tp=1/2,dcp=2,share-pages=yes --decode tp=1
 refuses "an empty alternative is refused" 2 '--prefill is "tp=1//2"; an alternative is empty' sweep --prefill tp=1//2
 refuses "too many shapes are refused" 2 'which is more than 256 shapes' \
     sweep --prefill tp=1/2/3/4/5/6/7/8,block=1/2/3/4/5/6/7/8,pp=1/2/3/4/5
