@@ -40,6 +40,31 @@ else
     fail "and so can those of a ping" "exit code $code, or not JSON"
 fi
 
+# By another address the engine is there, and its plain stream is not.
+if command -v python3 >/dev/null; then
+    python3 - "${plain##*:}" >"$folder/other-address" <<'END' &
+import socket, sys, threading
+
+def pass_on(source, sink):
+    while data := source.recv(65536):
+        sink.sendall(data)
+
+door = socket.create_server(("127.0.0.2", 0))
+print(f"tcp://127.0.0.2:{door.getsockname()[1]}", flush=True)
+while True:
+    one, other = door.accept()[0], socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    for pair in (one, other), (other, one):
+        threading.Thread(target=pass_on, args=pair, daemon=True).start()
+END
+    served+=("$!") # ends with the script
+    for _ in $(seq 100); do
+        [ ! -s "$folder/other-address" ] || break
+        sleep 0.1
+    done
+    refuses "a plain stream that is not reached is told with the reason" 1 \
+        '^kvferry: the plain stream from port [0-9]+: Connection refused$' fetch "$(cat "$folder/other-address")" --rounds 1
+fi
+
 # Two fetches at once: each is an engine with its own name.
 "$KVFERRY" fetch "$plain" --rounds 10 >"$folder/other" 2>&1 &
 other=$!

@@ -188,12 +188,13 @@ int stream_measure(const char *endpoint, uint16_t port, uint64_t bytes, uint32_t
     if (fd >= 0)
         be_patient(fd, timeout_s);
     bool good = buffer && fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0;
-    if (good)
+    if (good) {
         memset(buffer, 0, BUFFER_BYTES); /* allocates its pages before the measurement */
+        errno = 0;                       /* a stream that ends says nothing more */
+    }
     uint64_t first = bytes / 4 < WARM_BYTES ? bytes / 4 : WARM_BYTES;
     good = good && take(fd, buffer, first);
     uint64_t begin = now_ns();
-    errno = 0;
     good = good && take(fd, buffer, bytes);
     *seconds = (double)(now_ns() - begin) / 1e9;
     if (!good)
