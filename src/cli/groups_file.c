@@ -20,6 +20,13 @@ typedef struct object {
     struct json_object *json;
 } object;
 
+/* Keys of JSON are what they are: one in capitals would not be read. */
+static bool is_among(const char *const *keys, const char *key) {
+    while (*keys && strcmp(*keys, key) != 0)
+        keys++;
+    return *keys != NULL;
+}
+
 /* Checks that an object has only allowed keys. Those of `read_over`, which other commands write, are ignored. */
 static int check_keys(const object *of, const char *const *keys, const char *const *read_over) {
     char list[256];
@@ -27,7 +34,7 @@ static int check_keys(const object *of, const char *const *keys, const char *con
         return usage_error("%s: %sis not an object", of->path, of->where);
     json_object_object_foreach(of->json, key, value) {
         (void)value;
-        if (words_find(words_of_array(keys), key, NULL) || words_find(words_of_array(read_over), key, NULL))
+        if (is_among(keys, key) || is_among(read_over, key))
             continue;
         words_list(words_of_array(keys), list, sizeof list);
         return usage_error("%s: %sthere is no key \"%s\"; allowed: %s%s", of->path, of->where, key, list,

@@ -44,6 +44,11 @@ refuses "types that the file says already" 2 '--dtype has no effect: the file of
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"part\": [$k]}"
 refuses "a key with a letter left out" 2 'toy.json: group 0: there is no key "part"; allowed: .*do you mean parts\?' \
     plan --groups "$file"
+for key in window-tokens Window_Tokens; do
+    toy "{\"name\": \"swa\", \"$key\": 16, \"layers\": [0, 1], \"parts\": [$k]}"
+    refuses "a key that is spelled otherwise is not passed over: $key" 2 \
+        "group 0: there is no key \"$key\"; allowed: .*do you mean window_tokens\\?" plan --groups "$file"
+done
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [${k/64/0}]}"
 refuses "an empty cell" 2 'toy.json: group full, part 0: cell_elements is 0; allowed: a whole number from 1' \
     plan --groups "$file"
