@@ -7,6 +7,7 @@
 
 #include "cli.h"
 #include "json.h"
+#include "text.h"
 #include "words.h"
 
 enum { MAX_FILE_BYTES = 1 << 20, MAX_LAYERS = 65536 };
@@ -231,7 +232,7 @@ static int read_model(const object *whole, kvf_model **out) {
     size_t count = 0;
     int result = check_keys(whole, keys, read_over);
     if (!result)
-        result = read_text(whole, "name", whole->path, &desc.name);
+        result = read_text(whole, "name", text_file_name(whole->path), &desc.name);
     if (!result)
         result = read_number(whole, "layers", 1, MAX_LAYERS, &desc.layer_count);
     if (!result)

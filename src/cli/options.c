@@ -8,6 +8,7 @@
 #include "json.h"
 #include "option_table.h"
 #include "shape.h"
+#include "text.h"
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
@@ -209,8 +210,7 @@ int options_load_model(const options *asked, kvf_model **out) {
     kvf_config_options config = asked->config;
     if (asked->groups)
         return groups_file_load(asked->groups, out);
-    const char *slash = strrchr(asked->model, '/');
-    config.name = slash && slash[1] ? slash + 1 : asked->model;
+    config.name = text_file_name(asked->model);
     int result = load_model(asked, &config, out);
     if (result)
         return result;

@@ -14,6 +14,9 @@ typedef struct text {
 
 text text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/** The name of a file, without its folders; inside `path`. */
+const char *text_file_name(const char *path);
+
 /** "512 B", "16.0 MiB". */
 text text_bytes(uint64_t bytes);
 

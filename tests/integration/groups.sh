@@ -39,6 +39,11 @@ succeeds "prompts that complete no entry are not compared with copying" '^first 
     demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 3 --requests 2 --rounds 1 --memory-limit 16m
 refuses "nobody is killed in a request that moves nothing" 2 '--kill: nothing moves .* complete no entry' \
     demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 3 --requests 2 --memory-limit 16m --kill
+deep=$folder/$(printf 'folder/%.0s' $(seq 30))
+mkdir -p "$deep"
+echo "{\"layers\": 1, \"groups\": [{\"name\": \"full\", \"layers\": [0], \"parts\": [$k]}]}" >"$deep/unnamed.json"
+succeeds "a model without a name has that of its file, however deep it lies" '^unnamed.json +1 ' \
+    models --groups "$deep/unnamed.json"
 refuses "types that the file says already" 2 '--dtype has no effect: the file of --groups' \
     plan --groups "$file" --dtype fp8
 toy "{\"name\": \"full\", \"layers\": [0, 1], \"part\": [$k]}"
