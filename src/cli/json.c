@@ -3,10 +3,29 @@
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "text.h"
+
+/* JSON is UTF-8, and the names of files and of peers are any bytes: '?' stands for those that are no character. */
+static struct json_object *new_text(const char *value) {
+    char *copy = strdup(value);
+    if (!copy)
+        return NULL;
+    for (char *at = copy; *at;) {
+        const size_t bytes = text_character(at);
+        if (bytes == 0)
+            *at = '?';
+        at += bytes ? bytes : 1;
+    }
+    struct json_object *out = json_object_new_string(copy);
+    free(copy);
+    return out;
+}
+
 void json_text(struct json_object *object, const char *key, const char *value) {
-    json_object_object_add(object, key, json_object_new_string(value));
+    json_object_object_add(object, key, new_text(value));
 }
 
 void json_count(struct json_object *object, const char *key, uint64_t value) {
@@ -30,7 +49,7 @@ void json_notes(struct json_object *object, const char *key, const kvf_model *mo
     struct json_object *notes = json_object_new_array();
     const char *note;
     for (uint32_t i = 0; (note = kvf_model_note(model, i)) != NULL; i++)
-        json_object_array_add(notes, json_object_new_string(note));
+        json_object_array_add(notes, new_text(note));
     json_object_object_add(object, key, notes);
 }
 
@@ -73,18 +92,18 @@ int json_check_file(const char *file) {
 
 int json_write(struct json_object *object, const char *file) {
     /* Keys and endpoints are copied from it, and have slashes. */
-    const char *text = json_object_to_json_string_ext(
+    const char *words = json_object_to_json_string_ext(
         object, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
     FILE *out = strcmp(file, "-") == 0 ? stdout : fopen(file, "w");
     int result = EXIT_DONE;
     if (!out) {
         result = failure("%s: %s", file, strerror(errno));
     } else {
-        bool written = text && fprintf(out, "%s\n", text) > 0;
+        bool written = words && fprintf(out, "%s\n", words) > 0;
         if (out == stdout ? fflush(out) != 0 : fclose(out) != 0)
             written = false;
         if (!written) /* what standard output does not take is said by main() */
-            result = text && out == stdout ? EXIT_FAILED : failure("%s: writing failed", file);
+            result = words && out == stdout ? EXIT_FAILED : failure("%s: writing failed", file);
     }
     json_object_put(object);
     return result;

@@ -61,13 +61,16 @@ static const char *escaped(char c) {
     }
 }
 
+/* The page is UTF-8, and names are any bytes. */
 static void write_escaped(page *to, const char *words) {
-    for (const char *c = words; *c; c++) {
-        const char *instead = escaped(*c);
+    for (const char *c = words; *c;) {
+        const size_t bytes = text_character(c);
+        const char *instead = bytes ? escaped(*c) : "?";
         if (instead)
             (void)fputs(instead, to->out);
         else
-            (void)fputc(*c, to->out);
+            (void)fwrite(c, 1, bytes, to->out);
+        c += bytes ? bytes : 1;
     }
 }
 

@@ -18,6 +18,24 @@ const char *text_file_name(const char *path) {
     return slash && slash[1] ? slash + 1 : path;
 }
 
+size_t text_character(const char *at) {
+    const unsigned char first = (unsigned char)at[0], second = first ? (unsigned char)at[1] : 0;
+    const size_t bytes = first == 0                     ? 0
+                         : first < 0x80                 ? 1
+                         : first < 0xc2 || first > 0xf4 ? 0
+                         : first < 0xe0                 ? 2
+                         : first < 0xf0                 ? 3
+                                                        : 4;
+    /* Not in their shortest form, halves of UTF-16, and beyond U+10FFFF. */
+    if ((first == 0xe0 && second < 0xa0) || (first == 0xed && second > 0x9f) ||
+        (first == 0xf0 && second < 0x90) || (first == 0xf4 && second > 0x8f))
+        return 0;
+    for (size_t i = 1; i < bytes; i++)
+        if (((unsigned char)at[i] & 0xc0) != 0x80)
+            return 0;
+    return bytes;
+}
+
 text text_bytes(uint64_t bytes) {
     static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
     if (bytes < 1024)

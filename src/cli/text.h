@@ -17,6 +17,9 @@ text text_format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /** The name of a file, without its folders; inside `path`. */
 const char *text_file_name(const char *path);
 
+/** The bytes of the character of UTF-8 that begins here; 0: these bytes are none, or the text is over. */
+size_t text_character(const char *at);
+
 /** "512 B", "16.0 MiB". */
 text text_bytes(uint64_t bytes);
 

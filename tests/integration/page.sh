@@ -17,6 +17,16 @@ cp "$(dirname "$0")/../../models/llama-3.1-8b.json" "$folder/a<b>&\"c.json"
 succeeds "names are escaped" '<h1>kvferry plan: a&lt;b&gt;&amp;&quot;c.json</h1>' \
     plan --html - --model "$folder/a<b>&\"c.json"
 
+cp "$folder/a<b>&\"c.json" "$folder/"$'\xff\xc3\xa9\xed\xa0\x80.json'
+succeeds "what is no character has a mark in its place" '<h1>kvferry plan: \?é\?\?\?\.json</h1>' \
+    plan --html - --model "$folder/"$'\xff\xc3\xa9\xed\xa0\x80.json'
+run plan --json --model "$folder/"$'\xff\xc3\xa9\xed\xa0\x80.json'
+if [ "$code" -eq 0 ] && is_json "$output" && grep -Eq '"model": *"\?é\?\?\?\.json"' "$output"; then
+    pass "and in JSON"
+else
+    fail "and in JSON" "exit code $code, or not JSON"
+fi
+
 succeeds "a sweep has a line for each pair" '^"tp=2,order=nhd","tp=1,block=16",2,1,134217728,131072,1024,' \
     sweep --prefill tp=1/2,order=nhd/hnd --decode tp=1,block=16/64
 succeeds "alternatives stand for all of their combinations" '^"pp-layers=20\+12,tp=4","tp=1"' \
