@@ -112,6 +112,27 @@ else
     fail "the example does what it says" "it failed, or verified nothing"
 fi
 
+code=0
+timeout 60 sh "$example" 192.0.2.1 >"$output" 2>"$errors" </dev/null || code=$?
+if [ "$code" -ne 0 ] && [ "$code" -ne 124 ] && grep -q '192.0.2.1' "$errors"; then
+    pass "and ends, with the reason, at an address that is not this machine's"
+else
+    fail "and ends, with the reason, at an address that is not this machine's" "exit code $code"
+fi
+near=$(cd "$(dirname "$KVFERRY")" && KVFERRY=./$(basename "$KVFERRY") TMPDIR=$folder timeout 60 sh "$example" 2>&1 </dev/null || true)
+if grep -q '^Verified after each round' <<<"$near"; then
+    pass "and takes a command that is named from the folder that it is called in"
+else
+    fail "and takes a command that is named from the folder that it is called in" "$near"
+fi
+mkdir "$folder/empty"
+KVFERRY=/nonexistent/kvferry TMPDIR=$folder/empty sh "$example" >"$output" 2>"$errors" </dev/null || true
+if grep -q nonexistent "$errors" && ! grep -q serving "$errors" && rmdir "$folder/empty"; then
+    pass "and leaves nothing behind where there is no command"
+else
+    fail "and leaves nothing behind where there is no command" "$(ls "$folder/empty")"
+fi
+
 # ---- the lines of docs/README.md, here on loopback
 
 document=$(dirname "$0")/../../docs/README.md
