@@ -155,6 +155,10 @@ refuses "what is no endpoint" 2 'nonsense' ping nonsense
 refuses "nobody there" 1 'fetch: .*no answer within 1.0 s: .*127.0.0.1:1' fetch tcp://127.0.0.1:1 --timeout 1
 refuses "nobody there to ping" 1 'ping: .*no answer within 1.0 s: .*127.0.0.1:1' ping tcp://127.0.0.1:1 --timeout 1
 refuses "all interfaces" 2 'all interfaces; give the address' serve --listen 'tcp://0.0.0.0:5000'
+refuses "a port with too few after it" 2 'has port 65531, and the 5 ports after it are needed' \
+    serve --listen 'tcp://127.0.0.1:65531'
+serve last --listen tcp://127.0.0.1:65530
+succeeds "the last port that has enough after it" '^Verified' fetch "$met" --rounds 1
 refuses "beyond loopback without keys" 2 "insecure" serve --listen 'tcp://10.255.255.1:*' --tokens 40 --requests 1
 refuses "a key that is none" 2 'allowed_keys\[0\]: ' serve --key-file "$folder/server.json" --allow nonsense
 refuses "keys to allow without own ones" 2 '--allow has no effect: without --key-file' serve --allow "$allowed"

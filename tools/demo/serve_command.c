@@ -52,7 +52,7 @@ static int check_listen(service *self) {
             return usage_error("--listen is \"%s\", which is all interfaces; give the address that the other "
                                "machine reaches, because peers are told it",
                                listen);
-    if (port + RANKS_OFFSET + self->job.prefill_ranks > UINT16_MAX)
+    if (port + RANKS_OFFSET - 1 + self->job.prefill_ranks > UINT16_MAX)
         return usage_error(
             "--listen has port %llu, and the %u ports after it are needed too; give a lower port",
             (unsigned long long)port, RANKS_OFFSET - 1 + self->job.prefill_ranks);
