@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "text.h"
 
@@ -82,7 +83,9 @@ struct json_object *json_shape(const engine_shape *shape, const kvf_engine *engi
 }
 
 int json_check_file(const char *file) {
-    if (strcmp(file, "-") == 0)
+    struct stat about;
+    /* A pipe whose writer comes and goes is over for its reader, and the JSON would wait for another one. */
+    if (strcmp(file, "-") == 0 || (stat(file, &about) == 0 && S_ISFIFO(about.st_mode)))
         return EXIT_DONE;
     FILE *out = fopen(file, "a");
     if (!out || fclose(out) != 0)

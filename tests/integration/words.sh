@@ -109,6 +109,14 @@ if [ "$code" -eq 0 ] && is_json "$folder/keys.json" && [ "$(stat -c %a "$folder/
 else
     fail "a file of keys is its owner's alone" "$(ls -l "$folder")"
 fi
+mkfifo "$folder/pipe"
+cat "$folder/pipe" >"$folder/piped.json" &
+LIMIT=20 run plan --json "$folder/pipe"
+if [ "$code" -eq 0 ] && wait $! && is_json "$folder/piped.json" && [ -s "$folder/piped.json" ]; then
+    pass "the JSON may go into a pipe"
+else
+    fail "the JSON may go into a pipe" "exit code $code"
+fi
 refuses "a file that cannot be written" 1 '/nonexistent/x: No such file' plan --json /nonexistent/x
 run plan --json --decode pp-layers=20+12
 if grep -q '"pp_layers": *\[ *$' "$output" || grep -Eq '"pp_layers": *\[ *20, *12 *\]' "$output"; then
