@@ -109,6 +109,13 @@ if [ "$code" -eq 0 ] && is_json "$folder/keys.json" && [ "$(stat -c %a "$folder/
 else
     fail "a file of keys is its owner's alone" "$(ls -l "$folder")"
 fi
+chmod 644 "$folder/keys.json"
+run keys --json "$folder/keys.json"
+if [ "$code" -eq 0 ] && is_json "$folder/keys.json" && [ "$(stat -c %a "$folder/keys.json")" = 600 ]; then
+    pass "also a file that others could read before"
+else
+    fail "also a file that others could read before" "$(ls -l "$folder")"
+fi
 mkfifo "$folder/pipe"
 cat "$folder/pipe" >"$folder/piped.json" &
 LIMIT=20 run plan --json "$folder/pipe"
