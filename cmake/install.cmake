@@ -43,5 +43,8 @@ install(FILES ${CMAKE_BINARY_DIR}/kvferryConfig.cmake ${CMAKE_BINARY_DIR}/kvferr
 # The .pc file names its prefix relative to its own folder, so that a staged or moved tree works unchanged.
 file(RELATIVE_PATH KVF_PC_TO_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 string(REGEX REPLACE "/$" "" KVF_PC_TO_PREFIX "${KVF_PC_TO_PREFIX}")
+# Folders may be absolute, too.
+file(RELATIVE_PATH KVF_PC_INCLUDEDIR ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
+file(RELATIVE_PATH KVF_PC_LIBDIR ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_LIBDIR})
 configure_file(cmake/kvferry.pc.in ${CMAKE_BINARY_DIR}/kvferry.pc @ONLY)
 install(FILES ${CMAKE_BINARY_DIR}/kvferry.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -79,6 +79,19 @@ if [ -x "$root/bin/kvferry" ]; then
 fi
 echo "ok: names and command"
 
+# Whoever packages may give absolute folders.
+"$cmake" -S "$here/../.." -B "$work/absolute" -DCMAKE_C_COMPILER="$cc" -DKVF_BUILD_TESTS=OFF -DKVF_NVRTC=OFF \
+    -DCMAKE_INSTALL_PREFIX=/opt/kvferry -DCMAKE_INSTALL_LIBDIR=/opt/kvferry/lib64 \
+    -DCMAKE_INSTALL_INCLUDEDIR=/opt/headers >"$work/absolute.log" 2>&1 || { cat "$work/absolute.log"; exit 1; }
+mkdir -p "$work/opt/kvferry/lib64/pkgconfig"
+cp "$work/absolute/kvferry.pc" "$work/opt/kvferry/lib64/pkgconfig"
+folder_of() { # folder_of VARIABLE: as pkg-config gives it, from the tree in the work folder
+    realpath -m "$(PKG_CONFIG_PATH=$work/opt/kvferry/lib64/pkgconfig pkg-config --variable="$1" kvferry)"
+}
+[ "$(folder_of libdir)" = "$(realpath -m "$work/opt/kvferry/lib64")" ]
+[ "$(folder_of includedir)" = "$(realpath -m "$work/opt/headers")" ]
+echo "ok: absolute folders"
+
 # Uninstalling removes the installed files, and leaves other files in place.
 touch "$root/include/others.h"
 DESTDIR=$work/stage "$here/../../scripts/uninstall" "$build" >"$work/uninstall.log"
