@@ -73,8 +73,9 @@ for verb in drain resume list hand-over; do
     fi
 done
 offers "commands are completed after help" doctor kvferry help do
-cd "$folder" && touch config.json
+cd "$folder" && touch config.json "my config.json"
 offers "files are completed" config.json kvferry plan --model conf
+offers "also with blanks in their names" "my config.json" kvferry plan --model my
 for command in $commands; do
     completes kvferry "$command" -- | sed -n 's/^--//p' | grep -vx help | sort >"$folder/offered"
     options_of "$command" | sort >"$folder/taken"
