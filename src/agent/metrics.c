@@ -2,6 +2,7 @@
  * The statistics of an agent as text for Prometheus: its exposition format, version 0.0.4.
  */
 #include <stddef.h>
+#include <stdio.h>
 
 #include "agent/agent.h"
 
@@ -90,6 +91,24 @@ static const void *field_of(const kvf_agent_stats *stats, const number *n) {
     return (const char *)stats + n->at;
 }
 
+typedef struct seconds {
+    char text[32];
+} seconds;
+
+/* With a point, whatever the program's locale writes in its place. */
+static seconds seconds_of(uint64_t ns) {
+    static const char plain[] = "0123456789e+-";
+    seconds out;
+    (void)snprintf(out.text, sizeof out.text, "%.9g", (double)ns / 1e9);
+    char *point = out.text + strspn(out.text, plain);
+    const char *rest = point + strcspn(point, plain);
+    if (*point) {
+        *point = '.';
+        memmove(point + 1, rest, strlen(rest) + 1);
+    }
+    return out;
+}
+
 static void say_histogram(kvf_text *text, const number *n, const kvf_histogram *histogram,
                           const char *labels) {
     uint64_t below = 0;
@@ -97,12 +116,12 @@ static void say_histogram(kvf_text *text, const number *n, const kvf_histogram *
     for (uint32_t i = 0; i < LAST_BUCKET; i++) {
         below += histogram->buckets[i];
         if (i + 1 >= FIRST_BUCKET && (i + 1 - FIRST_BUCKET) % BUCKET_STEP == 0)
-            kvf_text_add(text, "%s_bucket{%s,le=\"%.9g\"} %llu\n", n->name, labels,
-                         (double)(UINT64_C(1) << (i + 1)) / 1e9, (unsigned long long)below);
+            kvf_text_add(text, "%s_bucket{%s,le=\"%s\"} %llu\n", n->name, labels,
+                         seconds_of(UINT64_C(1) << (i + 1)).text, (unsigned long long)below);
     }
     kvf_text_add(text, "%s_bucket{%s,le=\"+Inf\"} %llu\n", n->name, labels,
                  (unsigned long long)histogram->count);
-    kvf_text_add(text, "%s_sum{%s} %.9g\n", n->name, labels, (double)histogram->sum_ns / 1e9);
+    kvf_text_add(text, "%s_sum{%s} %s\n", n->name, labels, seconds_of(histogram->sum_ns).text);
     kvf_text_add(text, "%s_count{%s} %llu\n", n->name, labels, (unsigned long long)histogram->count);
 }
 

@@ -1,4 +1,5 @@
 /* An agent's counters as text for Prometheus: the numbers are those of the statistics, and the format is right. */
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -67,6 +68,29 @@ static void the_first_bucket_has_what_took_no_time_at_all(void **state) {
     kvf_histogram_add(&d->stats.post, 1024);
     assert_true(value_of(metrics_of(d),
                          "kvferry_post_seconds_bucket{engine=\"D\",rank=\"0\",le=\"1.024e-06\"}") == 2);
+    world_close(&w);
+}
+
+/* Numbers have a point also in a program whose locale writes a comma. */
+static void the_locale_does_not_matter(void **state) {
+    (void)state;
+    static const char *const with_comma[] = {"de_DE.UTF-8", "fr_FR.UTF-8", "ru_RU.UTF-8", "pt_BR.UTF-8"};
+    locale_t comma = (locale_t)0;
+    for (size_t i = 0; !comma && i < sizeof with_comma / sizeof *with_comma; i++)
+        comma = newlocale(LC_NUMERIC_MASK, with_comma[i], (locale_t)0);
+    if (!comma)
+        skip();
+    world w;
+    open_pair(&w, "P");
+    kvf_histogram_add(&w.d.agents[0]->stats.post, 1500);
+    const locale_t before = uselocale(comma);
+    static char text[TEXT_BYTES];
+    (void)snprintf(text, sizeof text, "%s", metrics_of(w.d.agents[0]));
+    (void)uselocale(before);
+    freelocale(comma);
+    assert_non_null(
+        strstr(text, "kvferry_post_seconds_bucket{engine=\"D\",rank=\"0\",le=\"1.024e-06\"} 0\n"));
+    assert_non_null(strstr(text, "kvferry_post_seconds_sum{engine=\"D\",rank=\"0\"} 1.5e-06\n"));
     world_close(&w);
 }
 
@@ -166,6 +190,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_numbers_are_those_of_the_statistics),
         cmocka_unit_test(the_first_bucket_has_what_took_no_time_at_all),
+        cmocka_unit_test(the_locale_does_not_matter),
         cmocka_unit_test(buckets_of_a_histogram_add_up),
         cmocka_unit_test(every_line_is_of_the_form),
         cmocka_unit_test(failures_are_told_by_status),
