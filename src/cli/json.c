@@ -30,7 +30,7 @@ void json_text(struct json_object *object, const char *key, const char *value) {
 }
 
 void json_count(struct json_object *object, const char *key, uint64_t value) {
-    json_object_object_add(object, key, json_object_new_int64((int64_t)value));
+    json_object_object_add(object, key, json_object_new_uint64(value));
 }
 
 void json_real(struct json_object *object, const char *key, double value) {

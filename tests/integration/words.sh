@@ -103,6 +103,10 @@ for command in plan models "models --families" transports doctor "sweep --prefil
 done
 writes_json "so does a demo" demo "${small[@]}"
 writes_json "and a bench" bench "${small[@]}"
+succeeds "numbers of 64 bits are whole in JSON" '"seed": *18446744073709551615,' \
+    demo "${small[@]}" --seed 18446744073709551615 --json
+succeeds "also those of a cache that no machine has" '"bytes": *18446744065119617024,' \
+    plan --json --prefill blocks=4294967294,page=4294967296
 run keys --json "$folder/keys.json"
 if [ "$code" -eq 0 ] && is_json "$folder/keys.json" && [ "$(stat -c %a "$folder/keys.json")" = 600 ]; then
     pass "a file of keys is its owner's alone"
