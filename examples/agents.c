@@ -215,6 +215,7 @@ int main(void) {
         prefill(ends[1]);
         return 0;
     }
+    (void)close(ends[1]); /* so that nothing comes if the other process has ended */
     if (child < 0 || read(ends[0], endpoint, sizeof endpoint - 1) <= 0)
         return 1;
     decode(endpoint);

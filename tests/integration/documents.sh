@@ -80,6 +80,12 @@ excerpts_of() {
     is_so "$name has excerpts" test "$excerpts" -ge 1
 }
 excerpts_of embedding "$folder/embedding.md" "$root/examples/agents.c"
+agents_alone() { # the prefill process cannot open its agent
+    local code=0
+    (ulimit -n 6 && timeout 20 "$KVF_BIN_DIR/examples/agents") || code=$?
+    [ "$code" -eq 1 ]
+}
+is_so "embedding: examples/agents.c ends where one of its processes has failed" agents_alone
 excerpts_of README "$root/README.md" "$root/examples/explain.c"
 
 # The README's chart is drawn from the table of performance.md, and its links lead somewhere.
