@@ -112,6 +112,17 @@ static int refuse_idle(const options *asked) {
     return EXIT_DONE;
 }
 
+/* What the system says of an empty name, as a script gives it whose variable is empty, names neither file nor option. */
+static int refuse_empty(const options *asked) {
+    const struct {
+        const char *option, *file;
+    } files[] = {{"json", asked->json}, {"html", asked->html}, {"groups", asked->groups}};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (files[i].file && !files[i].file[0])
+            return usage_error("--%s is \"\"; allowed: the name of a file", files[i].option);
+    return EXIT_DONE;
+}
+
 /* Whether an option was given: "tokens". */
 static bool is_given(const options *asked, const char *name) {
     uint32_t number;
@@ -134,6 +145,8 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
             "--json and --html - would both write to the standard output; give --html a file name");
     if (!result)
         result = refuse_idle(out);
+    if (!result)
+        result = refuse_empty(out);
     return result || !out->json ? result : json_check_file(out->json);
 }
 

@@ -71,6 +71,11 @@ refuses "leave to listen where no keys are needed" 2 '--insecure has no effect: 
 refuses "a type of a model that is not named" 2 "--dtype has no effect: the engine's own model" \
     fetch tcp://127.0.0.1:1 --dtype fp8
 
+for option in json html groups; do
+    refuses "a file without a name for --$option" 2 "^kvferry: --$option is \"\"; allowed: the name of a file\$" \
+        plan --$option ''
+done
+
 # ---- short runs, by their predicted cost
 
 warns "runs that are short are warned of" 'warning: runs are short for shm, 256 B on average: .* long runs would take' plan
