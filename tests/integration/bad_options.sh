@@ -76,7 +76,7 @@ refused "an alignment that no shared page can have" 'page-align 99999999999 with
     "${hybrid[@]}" --decode share-pages=yes,page-align=99999999999
 
 for words in help "help plan" "plan --help" --help --version plan "plan --json" \
-    "serve --json --memory-limit 16m --tokens 20 --requests 1"; do
+    "serve --json --memory-limit 16m --tokens 20 --requests 1" "serve --memory-limit 16m --tokens 20 --requests 1"; do
     name="\"$words\" to a full device fails"
     code=0
     # shellcheck disable=SC2086

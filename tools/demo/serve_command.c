@@ -194,7 +194,7 @@ static int say(const service *self) {
         printf("met at   %s%s%s\n", endpoint, self->keys.public_key[0] ? "," : "", self->keys.public_key);
     }
     if (!self->asked.json)
-        return fflush(stdout) ? failure("writing to standard output failed") : EXIT_DONE;
+        return fflush(stdout) ? EXIT_FAILED : EXIT_DONE; /* main() says why */
     struct json_object *out = json_object_new_object();
     json_text(out, "endpoint", endpoint);
     json_text(out, "public_key", self->keys.public_key);
@@ -206,7 +206,7 @@ static int say(const service *self) {
     json_count(out, "seed", self->asked.seed);
     json_count(out, "stream_port", self->stream.port);
     int result = json_write(out, self->asked.json);
-    return result || fflush(stdout) == 0 ? result : failure("writing to standard output failed");
+    return result || fflush(stdout) == 0 ? result : EXIT_FAILED;
 }
 
 int run_serve(int argc, char **argv) {
