@@ -1,10 +1,12 @@
 /*
  * kvferry: explains, demonstrates and measures moving KV caches between engines of different shape.
  */
+#include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "folding.h"
@@ -196,7 +198,18 @@ static int run(int argc, char **argv) {
     return chosen->run(argc - 1, argv + 1);
 }
 
+/* Takes the numbers of standard files that are closed: no socket of the command may get what is printed. */
+static void keep_standard_files(void) {
+    int fd;
+    do
+        fd = open("/dev/null", O_RDONLY); /* writing there fails, as to a closed file */
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
 int main(int argc, char **argv) {
+    keep_standard_files();
     int result = run(argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout))
         return failure("writing to standard output failed");

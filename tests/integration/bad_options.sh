@@ -76,11 +76,15 @@ refused "an alignment that no shared page can have" 'page-align 99999999999 with
     "${hybrid[@]}" --decode share-pages=yes,page-align=99999999999
 
 for words in help "help plan" "plan --help" --help --version plan "plan --json" \
-    "serve --json --memory-limit 16m --tokens 20 --requests 1" "serve --memory-limit 16m --tokens 20 --requests 1"; do
+    "serve --json --memory-limit 16m --tokens 20 --requests 1" "serve --memory-limit 16m --tokens 20 --requests 1" \
+    "closed serve --memory-limit 16m --tokens 20 --requests 1" "closed plan"; do
     name="\"$words\" to a full device fails"
     code=0
     # shellcheck disable=SC2086
-    timeout 20 "$KVFERRY" $words >/dev/full 2>"$errors" || code=$?
+    case $words in
+        closed*) timeout 20 "$KVFERRY" ${words#closed } >&- 2>"$errors" || code=$? ;;
+        *) timeout 20 "$KVFERRY" $words >/dev/full 2>"$errors" || code=$? ;;
+    esac
     if [ "$code" -ne 1 ]; then
         fail "$name" "exit code $code, not 1"
     elif ! grep -q 'writing to standard output failed$' "$errors"; then
