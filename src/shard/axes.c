@@ -15,7 +15,7 @@ static void add_distance(kvf_axes *to, char letter, uint64_t length, const kvf_p
     if (a->region != b->region)
         to->apart[to->apart_count++] = letter;
     else
-        nest(to, letter, length, b->offset > a->offset ? b->offset - a->offset : a->offset - b->offset);
+        nest(to, letter, length, b->offset - a->offset);
 }
 
 bool kvf_placements_even(const kvf_placement *first, const kvf_placement *second, const kvf_placement *here,
@@ -27,7 +27,19 @@ bool kvf_placements_even(const kvf_placement *first, const kvf_placement *second
            here->piece_stride == first->piece_stride;
 }
 
+/* The steps of an axis go upwards: its first step is where the array begins. */
+static bool goes_down(const kvf_placement *a, const kvf_placement *b) {
+    return a->region == b->region && a->offset > b->offset;
+}
+
 static bool are_even(const kvf_shard *shard, uint32_t group, kvf_range layers, kvf_range parts) {
+    const kvf_placement *first = kvf_shard_placement(shard, group, layers.begin, parts.begin);
+    if (layers.end - layers.begin > 1 &&
+        goes_down(first, kvf_shard_placement(shard, group, layers.begin + 1, parts.begin)))
+        return false;
+    if (parts.end - parts.begin > 1 &&
+        goes_down(first, kvf_shard_placement(shard, group, layers.begin, parts.begin + 1)))
+        return false;
     for (uint32_t p = parts.begin; p < parts.end; p++)
         for (uint32_t layer = layers.begin + 1; layer < layers.end; layer++)
             if (!kvf_placements_even(kvf_shard_placement(shard, group, layers.begin, p),

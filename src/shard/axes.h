@@ -22,7 +22,8 @@ typedef struct kvf_axes {
  *
  * @param layers  held layers, as indices into the group's
  * @param parts   parts whose cells have the same type and size, if they lie in one region
- * @return false when the layers or parts do not lie at even distances: no axes describe them
+ * @return false when the layers or parts do not lie at even distances, or one lies before the first: no axes describe
+ *         them
  */
 bool kvf_axes_read(const kvf_shard *shard, uint32_t group, kvf_range layers, kvf_range parts, kvf_axes *out);
 

@@ -21,7 +21,7 @@ static found find_layers(const kvf_shard *shard, uint32_t group, uint32_t part, 
     return out;
 }
 
-/* Whether the part after `parts` continues the same view, at the same distance as those before. */
+/* Whether the part after `parts` continues the same view, at the same distance as those before, and behind them. */
 static bool goes_on(const kvf_shard *shard, uint32_t group, found in, kvf_range parts, uint32_t region) {
     const kvf_group_desc *desc = kvf_model_group(shard->model, group);
     uint32_t next = parts.end;
@@ -39,7 +39,7 @@ static bool goes_on(const kvf_shard *shard, uint32_t group, found in, kvf_range 
         const kvf_placement *here = kvf_shard_placement(shard, group, layer, next);
         const kvf_placement *of_first = kvf_shard_placement(shard, group, in.layers.begin, parts.begin);
         const kvf_placement *of_next = kvf_shard_placement(shard, group, in.layers.begin, next);
-        if (!kvf_placements_even(first, second, here, next - parts.begin) ||
+        if (here->offset < first->offset || !kvf_placements_even(first, second, here, next - parts.begin) ||
             here->offset - first->offset != of_next->offset - of_first->offset)
             return false;
     }

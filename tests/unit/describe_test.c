@@ -65,30 +65,58 @@ static void entries_of_several_tokens_are_said(void **state) {
 
 static void views_are(const kvf_engine *engine, uint32_t region, uint32_t i, const char *wanted);
 
+/* An engine of one rank, with a group of 4 blocks of 16 tokens whose parts each have a unit, in one region. */
+static kvf_engine *engine_placed(const kvf_model *model, const kvf_placement *placements, uint64_t bytes) {
+    const kvf_part_share shares[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
+    const kvf_group_shard_desc group = {
+        .tokens_per_block = 16, .block_count = 4, .parts = shares, .placements = placements};
+    const kvf_shard_desc desc = {.struct_size = sizeof desc,
+                                 .layers = {0, kvf_model_layer_count(model)},
+                                 .region_bytes = &bytes,
+                                 .region_count = 1,
+                                 .groups = &group};
+    kvf_shard *shard = NULL;
+    kvf_engine *engine = NULL;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    assert_ok(kvf_engine_from_shards(model, "E", &shard, 1, &engine));
+    return engine;
+}
+
 /* Two layers in one buffer, and the third layer before them. */
 static void memory_that_no_order_describes_is_irregular(void **state) {
     (void)state;
     kvf_model *model = latent(3);
     const kvf_placement placements[] = {PLACED(0, 128, 384, 8, 8), PLACED(0, 256, 384, 8, 8),
                                         PLACED(0, 0, 384, 8, 8)};
-    const kvf_part_share share = {{0, 1}, 0, 1};
-    const uint64_t bytes = 384ull * 4;
-    const kvf_group_shard_desc group = {
-        .tokens_per_block = 16, .block_count = 4, .parts = &share, .placements = placements};
-    const kvf_shard_desc desc = {.struct_size = sizeof desc,
-                                 .layers = {0, 3},
-                                 .region_bytes = &bytes,
-                                 .region_count = 1,
-                                 .groups = &group};
-    kvf_shard *shard = NULL;
-    kvf_engine *engine = NULL;
+    kvf_engine *engine = engine_placed(model, placements, 384ull * 4);
     char text[256];
-    assert_ok(kvf_shard_create(model, &desc, &shard));
-    assert_ok(kvf_engine_from_shards(model, "E", &shard, 1, &engine));
     assert_ok(kvf_engine_describe(engine, text, sizeof text, NULL));
     assert_string_equal(
         text, "E: 1 rank\n  mla: layers 0-2; latent 4 bf16; 4 blocks of 16 tokens; order irregular\n");
     views_are(engine, 0, 0, "group 0, parts 0-1, layers 0-3 at 128: irregular");
+    kvf_engine_free(engine);
+    kvf_model_free(model);
+}
+
+/* The views would otherwise say that V lies as far behind K as it lies before it, and so of layers. */
+static void memory_that_goes_down_is_not_said_to_go_up(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 1, 4);
+    const kvf_placement v_first[] = {PLACED(0, 128, 512, 8, 8), PLACED(0, 0, 512, 8, 8),
+                                     PLACED(0, 384, 512, 8, 8), PLACED(0, 256, 512, 8, 8)},
+                        last_layer_first[] = {PLACED(0, 256, 512, 8, 8), PLACED(0, 384, 512, 8, 8),
+                                              PLACED(0, 0, 512, 8, 8), PLACED(0, 128, 512, 8, 8)};
+    kvf_engine *engine = engine_placed(model, v_first, 512ull * 4);
+    char text[256];
+    views_are(engine, 0, 0, "group 0, parts 0-1, layers 0-2 at 128: B 4 (512) L 2 (256) N 16 (8) D 4 (2)");
+    views_are(engine, 0, 1, "group 0, parts 1-2, layers 0-2 at 0: B 4 (512) L 2 (256) N 16 (8) D 4 (2)");
+    assert_ok(kvf_engine_describe(engine, text, sizeof text, NULL));
+    assert_non_null(strstr(text, "order irregular"));
+    kvf_engine_free(engine);
+    engine = engine_placed(model, last_layer_first, 512ull * 4);
+    views_are(engine, 0, 0, "group 0, parts 0-2, layers 0-2 at 256: irregular");
+    assert_ok(kvf_engine_describe(engine, text, sizeof text, NULL));
+    assert_non_null(strstr(text, "order irregular"));
     kvf_engine_free(engine);
     kvf_model_free(model);
 }
@@ -199,6 +227,7 @@ int main(void) {
         cmocka_unit_test(stages_shares_and_kernel_blocks_are_said),
         cmocka_unit_test(entries_of_several_tokens_are_said),
         cmocka_unit_test(memory_that_no_order_describes_is_irregular),
+        cmocka_unit_test(memory_that_goes_down_is_not_said_to_go_up),
         cmocka_unit_test(a_region_says_what_it_holds),
         cmocka_unit_test(a_shorter_view_is_filled_as_far_as_it_goes),
         cmocka_unit_test(nothing_to_write_to_is_refused),
