@@ -122,6 +122,8 @@ kvf_status kvf_area_check(kvf_area *a) {
     status = check_inside("layers", a->layers, a->shard->group_layers[a->group]);
     if (!status)
         status = check_inside("units", a->units, held->parts[a->part].units);
+    if (!status && a->units.begin == a->units.end)
+        a->layers.end = a->layers.begin; /* no cells, and a part without units has no place in memory */
     if (!status)
         status = check_type(a);
     if (!status && !a->regions_stay)

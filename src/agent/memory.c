@@ -11,6 +11,7 @@
 #include "agent/stage.h"
 #include "agent/summing.h"
 #include "agent/ticket.h"
+#include "shard/shard.h"
 #include "transport/memory.h"
 #include "transport/transport.h"
 
@@ -296,7 +297,8 @@ static bool lies_in(const kvf_shard *shard, uint32_t group, uint32_t region) {
     kvf_range layers = kvf_shard_group_layers(shard, group);
     for (uint32_t layer = layers.begin; layer < layers.end; layer++)
         for (uint32_t p = 0; p < kvf_model_group(kvf_shard_model(shard), group)->part_count; p++)
-            if (kvf_shard_placement(shard, group, layer, p)->region == region)
+            if (kvf_holds_units(&shard->groups[group].parts[p]) &&
+                kvf_shard_placement(shard, group, layer, p)->region == region)
                 return true;
     return false;
 }

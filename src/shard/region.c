@@ -3,7 +3,7 @@
  */
 #include "shard/axes.h"
 
-/* The held layers of a part that lie in a region. */
+/* The held layers of a part that lie in a region; none of a part without units, whose placements mean nothing. */
 typedef struct found {
     kvf_range layers; /* from the first to the last */
     uint32_t count;
@@ -12,6 +12,8 @@ typedef struct found {
 static found find_layers(const kvf_shard *shard, uint32_t group, uint32_t part, uint32_t region) {
     kvf_range held = kvf_shard_group_layers(shard, group);
     found out = {0};
+    if (!kvf_holds_units(&shard->groups[group].parts[part]))
+        return out;
     for (uint32_t layer = held.begin; layer < held.end; layer++) {
         if (kvf_shard_placement(shard, group, layer, part)->region != region)
             continue;

@@ -94,6 +94,11 @@ kvf_status kvf_engine_adapt(const kvf_engine *engine, const kvf_match *match, kv
 /** Checks that no two cells of a group of a shard share a byte. All cells must lie inside their regions. */
 kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left);
 
+/** Whether a rank holds units of a part. If not, the part's placements are not checked, and must not be used. */
+static inline bool kvf_holds_units(const kvf_part_share *share) {
+    return share->units.begin < share->units.end;
+}
+
 /** Bytes of each piece of a cell of `part` under a placement with its defaults filled in. */
 static inline uint64_t kvf_piece_bytes(const kvf_part_desc *part, const kvf_placement *placement) {
     return kvf_part_cell_bytes(part) / placement->pieces;

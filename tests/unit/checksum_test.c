@@ -565,6 +565,36 @@ static void a_table_may_begin_within_the_sequence(void **state) {
     kvf_model_free(model);
 }
 
+/* A rank that holds keys and no values: their placements, which are not checked, may name any region. */
+static void no_units_of_a_part_that_is_not_held_have_no_sums(void **state) {
+    (void)state;
+    kvf_model *model = attention(1, 1, 4);
+    const kvf_part_share shares[] = {{{0, 1}, 0, 1}, {{0, 0}, 0, 1}};
+    const kvf_placement placements[] = {PLACED(0, 0, 128, 8, 8), PLACED(UINT32_MAX, 0, 0, 0, 0)};
+    unsigned char memory[512] = {1};
+    const uint64_t bytes = sizeof memory;
+    const kvf_memory region = {.struct_size = sizeof region, .address = memory, .bytes = bytes};
+    const kvf_group_shard_desc group = {
+        .tokens_per_block = 16, .block_count = 4, .parts = shares, .placements = placements};
+    const kvf_shard_desc desc = {.struct_size = sizeof desc,
+                                 .layers = {0, 1},
+                                 .region_bytes = &bytes,
+                                 .region_count = 1,
+                                 .groups = &group};
+    const kvf_block_table table = TABLE(0, 1);
+    kvf_shard *shard = NULL;
+    uint64_t sums[2] = {7, 7};
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    assert_ok(kvf_checksum_steps(shard, &region, 0, 1, range(0, 1), range(0, 0), &table, 3, 5, sums));
+    assert_int_equal(sums[0], 0);
+    assert_int_equal(sums[1], 0);
+    sums[0] = 7;
+    assert_ok(kvf_checksum_cells(shard, &region, 0, 1, range(0, 1), range(0, 0), &table, 3, sums));
+    assert_int_equal(sums[0], 7);
+    kvf_shard_free(shard);
+    kvf_model_free(model);
+}
+
 static void sums_of_single_cells_add_up_to_those_of_steps(void **state) {
     (void)state;
     kvf_model *model = four_heads();
@@ -980,6 +1010,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_flipped_byte_changes_its_steps_sum_alone_and_is_found),
         cmocka_unit_test(cells_that_changed_places_are_noticed),
         cmocka_unit_test(a_table_may_begin_within_the_sequence),
+        cmocka_unit_test(no_units_of_a_part_that_is_not_held_have_no_sums),
         cmocka_unit_test(sums_of_single_cells_add_up_to_those_of_steps),
         cmocka_unit_test(each_cell_has_a_sum_of_its_own),
         cmocka_unit_test(layers_before_the_wanted_ones_take_no_sums),

@@ -176,6 +176,32 @@ static void a_region_says_what_it_holds(void **state) {
     kvf_model_free(model);
 }
 
+/* A rank that holds keys and no values: their placements may say anything. */
+static void a_part_without_units_is_in_no_region(void **state) {
+    (void)state;
+    kvf_model *model = attention(2, 1, 4);
+    const kvf_part_share shares[] = {{{0, 1}, 0, 1}, {{0, 0}, 0, 1}};
+    const kvf_placement placements[] = {PLACED(1, 0, 128, 8, 8), PLACED(0, 0, 0, 0, 0),
+                                        PLACED(1, 512, 128, 8, 8), PLACED(9, 0, 0, 0, 0)};
+    const uint64_t bytes[] = {64, 1024};
+    const kvf_group_shard_desc group = {
+        .tokens_per_block = 16, .block_count = 4, .parts = shares, .placements = placements};
+    const kvf_shard_desc desc = {.struct_size = sizeof desc,
+                                 .layers = {0, 2},
+                                 .region_bytes = bytes,
+                                 .region_count = 2,
+                                 .groups = &group};
+    kvf_shard *shard = NULL;
+    kvf_region_view view = {.struct_size = sizeof view};
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    assert_fails(kvf_shard_region_view(shard, 0, 0, &view), KVF_E_NOT_FOUND, "region 0");
+    assert_ok(kvf_shard_region_view(shard, 1, 0, &view));
+    assert_range(view.parts, 0, 1);
+    assert_fails(kvf_shard_region_view(shard, 1, 1, &view), KVF_E_NOT_FOUND, "region 1");
+    kvf_shard_free(shard);
+    kvf_model_free(model);
+}
+
 /* The struct of an older caller is filled as far as it goes. */
 static void a_shorter_view_is_filled_as_far_as_it_goes(void **state) {
     (void)state;
@@ -229,6 +255,7 @@ int main(void) {
         cmocka_unit_test(memory_that_no_order_describes_is_irregular),
         cmocka_unit_test(memory_that_goes_down_is_not_said_to_go_up),
         cmocka_unit_test(a_region_says_what_it_holds),
+        cmocka_unit_test(a_part_without_units_is_in_no_region),
         cmocka_unit_test(a_shorter_view_is_filled_as_far_as_it_goes),
         cmocka_unit_test(nothing_to_write_to_is_refused),
         cmocka_unit_test_teardown(every_refused_allocation_is_reported, stop_counting_memory),
