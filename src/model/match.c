@@ -310,8 +310,10 @@ kvf_status kvf_match_reverse(const kvf_match *match, kvf_match **out) {
         kvf_model_free((*out)->retyped);
         (*out)->retyped = NULL;
         status = retype(*out);
-        if (status)
+        if (status) {
             kvf_match_free(*out);
+            *out = NULL;
+        }
     }
     return status;
 }

@@ -407,6 +407,36 @@ static void an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all(void **
     kvf_free(ours);
 }
 
+static kvf_status reverse(void *subject) {
+    kvf_match *back = NULL;
+    kvf_status status = kvf_match_reverse(subject, &back);
+    kvf_match_free(back);
+    return status;
+}
+
+static void a_conversion_seen_from_the_other_side_survives_refused_allocations(void **state) {
+    (void)state;
+    memory_count memory;
+    count_memory(&memory);
+    kvf_model *ours = attention(1, 2, 4), *theirs = NULL;
+    kvf_match *match = NULL;
+    assert_ok(kvf_model_retype(ours, (const kvf_dtype[]){KVF_DTYPE_F16, KVF_DTYPE_F16}, &theirs));
+    uint32_t *convert = kvf_convert_sets(ours, KVF_CONVERTED_DTYPES);
+    assert_non_null(convert);
+    assert_ok(kvf_match_build(ours, convert, theirs, convert, &match));
+    check_group(match, 0, "full", KVF_AGREE_CONVERT,
+                "full.k.dtype is \"bf16\" locally and \"f16\" remotely; full.v.dtype is \"bf16\" locally and "
+                "\"f16\" remotely");
+
+    survive_every_refusal(&memory, reverse, match);
+
+    kvf_match_free(match);
+    kvf_free(convert);
+    kvf_model_free(theirs);
+    kvf_model_free(ours);
+    assert_int_equal(memory.live, 0);
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 static kvf_status read(const char *text) {
@@ -785,6 +815,8 @@ int main(void) {
         cmocka_unit_test(as_many_elements_are_not_the_same_elements),
         cmocka_unit_test(groups_and_parts_are_found_by_name_in_any_order),
         cmocka_unit_test(an_engines_own_fact_is_of_the_group_it_begins_with_or_of_all),
+        cmocka_unit_test_teardown(a_conversion_seen_from_the_other_side_survives_refused_allocations,
+                                  stop_counting_memory),
         cmocka_unit_test(written_facts_are_read),
         cmocka_unit_test(facts_that_were_freed_are_empty),
         cmocka_unit_test(a_text_that_is_no_facts_is_refused_with_its_line),
