@@ -26,11 +26,13 @@ static void say_order(kvf_text *text, const kvf_shard *shard, uint32_t g) {
 /* The fewest and the most that any rank holds. */
 typedef struct extent {
     uint32_t fewest, most;
+    bool known; /* there is a rank */
 } extent;
 
 static void widen(extent *e, uint32_t count) {
-    e->fewest = e->most == 0 || count < e->fewest ? count : e->fewest;
+    e->fewest = !e->known || count < e->fewest ? count : e->fewest;
     e->most = count > e->most ? count : e->most;
+    e->known = true;
 }
 
 /* Adds "2 a rank" if ranks hold less than all. */

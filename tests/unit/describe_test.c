@@ -82,6 +82,36 @@ static kvf_engine *engine_placed(const kvf_model *model, const kvf_placement *pl
     return engine;
 }
 
+/* One rank of two holds no keys. */
+static void a_rank_without_units_counts_wherever_it_stands(void **state) {
+    (void)state;
+    kvf_model *model = attention(1, 2, 4);
+    const kvf_placement placements[] = {PLACED(0, 0, 512, 8, 128), PLACED(0, 256, 512, 8, 128)};
+    const uint64_t bytes = 512ull * 4;
+    kvf_shard *shards[2] = {NULL};
+    kvf_engine *engine = NULL;
+    char text[256];
+    for (uint32_t none = 0; none < 2; none++) {
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            const kvf_part_share shares[] = {{{0, rank == none ? 0 : 2}, 0, 1}, {{0, 2}, 0, 1}};
+            const kvf_group_shard_desc group = {
+                .tokens_per_block = 16, .block_count = 4, .parts = shares, .placements = placements};
+            const kvf_shard_desc desc = {.struct_size = sizeof desc,
+                                         .rank = rank,
+                                         .layers = {0, 1},
+                                         .region_bytes = &bytes,
+                                         .region_count = 1,
+                                         .groups = &group};
+            assert_ok(kvf_shard_create(model, &desc, &shards[rank]));
+        }
+        assert_ok(kvf_engine_from_shards(model, "E", shards, 2, &engine));
+        assert_ok(kvf_engine_describe(engine, text, sizeof text, NULL));
+        assert_non_null(strstr(text, "; k v 2 heads x 4 bf16 (0 to 2 a rank); "));
+        kvf_engine_free(engine);
+    }
+    kvf_model_free(model);
+}
+
 /* Two layers in one buffer, and the third layer before them. */
 static void memory_that_no_order_describes_is_irregular(void **state) {
     (void)state;
@@ -252,6 +282,7 @@ int main(void) {
         cmocka_unit_test(axes_of_one_step_are_left_out),
         cmocka_unit_test(stages_shares_and_kernel_blocks_are_said),
         cmocka_unit_test(entries_of_several_tokens_are_said),
+        cmocka_unit_test(a_rank_without_units_counts_wherever_it_stands),
         cmocka_unit_test(memory_that_no_order_describes_is_irregular),
         cmocka_unit_test(memory_that_goes_down_is_not_said_to_go_up),
         cmocka_unit_test(a_region_says_what_it_holds),
