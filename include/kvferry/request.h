@@ -42,7 +42,8 @@ typedef struct kvf_block_table {
  * Makes a table that ends where a sequence of `tokens` tokens ends, from the list that an engine gives when it has only
  * the blocks still to fill after a prefix hit, or only those inside a sliding window.
  *
- * @param tokens_per_block  of a logical block, on the side the table belongs to
+ * @param tokens_per_block  of a logical block, on the side the table belongs to; where ranks share the tokens, times
+ *                          their number (kvf_token_share.count): an id names a block on each of them
  * @return KVF_OK; KVF_E_RANGE when the list is longer than the sequence; KVF_E_INVALID
  */
 KVF_API kvf_status kvf_block_table_tail(const uint32_t *ids, uint32_t count, uint64_t tokens,

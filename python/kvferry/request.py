@@ -53,6 +53,9 @@ class BlockTable:
     def tail(cls, ids: Ids, tokens: int, tokens_per_block: int) -> BlockTable:
         """A table that ends where a sequence of `tokens` tokens ends, as engines have after a prefix hit.
 
+        Args:
+            tokens_per_block: of a logical block; where ranks share the tokens, times their number
+
         Raises OutOfRangeError if the list is longer than the sequence.
         """
         arena = Arena()

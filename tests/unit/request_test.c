@@ -98,6 +98,25 @@ static void a_tail_without_a_list_or_a_block_size_is_refused(void **state) {
     assert_fails(kvf_block_table_tail(ids, 1, 10, 4, NULL), KVF_E_INVALID, "out is NULL");
 }
 
+/* Two ranks take turns with the tokens: a block of 4 tokens on each of them holds 8 of the sequence. */
+static void a_tail_counts_the_tokens_of_all_ranks_that_share_them(void **state) {
+    (void)state;
+    asked_request a = asked_between(
+        latent(1), ENGINE(.all = {.tokens_per_block = 4, .block_count = 9}),
+        ENGINE(.tp_size = 2, .dcp_size = 2, .all = {.tokens_per_block = 4, .block_count = 9}), 0);
+    const uint32_t ids[] = {5, 2};
+    kvf_block_table remote;
+
+    assert_ok(kvf_block_table_tail(ids, 2, 12, 2 * 4, &remote));
+    assert_int_equal(remote.first_block, 0);
+    assert_ok(set_one(&a, TABLE(3, 1, 7), remote, 8, 12));
+
+    /* Tokens 8 and 10 of rank 0, and 9 and 11 of rank 1, are the first two of block 2. */
+    assert_runs(a.request, 0, {224, 64, 8, 0, 0}, {240, 72, 8, 0, 0});
+    assert_runs(a.request, 1, {232, 64, 8, 0, 0}, {248, 72, 8, 0, 0});
+    free_asked(&a);
+}
+
 /* ---- pairing by token ------------------------------------------------------------------------ */
 
 static void blocks_of_4_and_6_are_paired_token_by_token(void **state) {
@@ -631,6 +650,7 @@ int main(void) {
         cmocka_unit_test(a_tail_longer_than_its_sequence_is_refused),
         cmocka_unit_test(a_tail_of_more_blocks_than_numbers_is_refused),
         cmocka_unit_test(a_tail_without_a_list_or_a_block_size_is_refused),
+        cmocka_unit_test(a_tail_counts_the_tokens_of_all_ranks_that_share_them),
         REQUEST_TEST(blocks_of_4_and_6_are_paired_token_by_token),
         cmocka_unit_test(blocks_of_6_and_4_are_paired_token_by_token),
         REQUEST_TEST(a_prefix_hit_inside_a_block_keeps_tokens_paired),
