@@ -50,7 +50,8 @@ typedef struct kvf_plan kvf_plan;
  *
  * The remote engine may run another model: with further groups and layers (a draft model's), without some groups, or
  * with groups in another order. Groups and parts are matched by name, layers by number. Only the groups and layers that
- * are asked for must be the same there.
+ * are asked for must be the same there. Of such a group, the layers that both models have must follow one another in the
+ * group's list of either, also those that are not asked for.
  *
  * @param local    the shard to fill; must outlive the plan
  * @param remote   every rank of the remote engine; must outlive the plan
