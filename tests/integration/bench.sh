@@ -17,6 +17,13 @@ fi
 succeeds "the figures alone can be printed" '"copy_gb_per_s"' bench "${small[@]}" --json -
 succeeds "memory that peers read is compared with reading it" '^process_vm_readv ' \
     bench "${small[@]}" --brought-memory
+run bench "${small[@]}" --decode tp=2,dtype=f32 --json "$file"
+if [ "$code" -eq 0 ] && grep -q '^move ' "$output" && ! grep -Eq '^(verify it|make a run|memcpy|of the limit) |inf' "$output" &&
+    is_json "$file" && ! grep -Eq 'verify|per_run|copy' "$file"; then
+    pass "what is converted has no runs to make, to prove or to copy"
+else
+    fail "what is converted has no runs to make, to prove or to copy" "exit code $code"
+fi
 refuses "a file that cannot be written is refused" 1 '/nonexistent/x: No such file' \
     bench "${small[@]}" --json /nonexistent/x
 

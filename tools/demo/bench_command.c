@@ -160,6 +160,11 @@ static void rates(const demo_job *job, const demo_result *moved, spread *transfe
     *ratio = spread_of(values[2], job->rounds);
 }
 
+/* A plan that converts has no runs: nothing is proved, made or copied. Nor have prompts that complete no entry. */
+static bool has_runs(const demo_job *job, const figures *f) {
+    return !job->all.convert && f->moved.runs > 0;
+}
+
 static int print_table(const demo_job *job, const figures *f) {
     table list;
     spread transfer, copy, ratio;
@@ -179,16 +184,20 @@ static int print_table(const demo_job *job, const figures *f) {
                         (unsigned long long)f->plan.rules, text_bytes(per_source).text)
                 .text);
     s = &f->plan.verify_ns;
-    add_row(&list, "verify it", text_time(s->median), text_time(s->least), text_time(s->most), "");
+    if (has_runs(job, f))
+        add_row(&list, "verify it", text_time(s->median), text_time(s->least), text_time(s->most), "");
     s = &f->runs.set_ns;
     add_row(&list, "set a request", text_time(s->median), text_time(s->least), text_time(s->most),
             text_format("%llu tokens", (unsigned long long)job->work.longest_tokens).text);
     s = &f->runs.ns_per_run;
-    add_row(&list, "make a run", text_format("%.2f ns", s->median), text_format("%.2f ns", s->least),
-            text_format("%.2f ns", s->most),
-            text_format("%s runs of a request", text_count(f->runs.runs).text).text);
+    if (has_runs(job, f))
+        add_row(&list, "make a run", text_format("%.2f ns", s->median), text_format("%.2f ns", s->least),
+                text_format("%.2f ns", s->most),
+                text_format("%s runs of a request", text_count(f->runs.runs).text).text);
     add_row(&list, "move", rate_text(transfer.median), rate_text(transfer.least), rate_text(transfer.most),
             text_format("%u rounds, all verified", job->rounds).text);
+    if (!has_runs(job, f))
+        return table_print(&list, 0) ? EXIT_DONE : failure("not enough memory");
     add_row(&list, f->moved.copy_method, rate_text(copy.median), rate_text(copy.least), rate_text(copy.most),
             "the same runs without a transport");
     add_row(&list, "of the limit", text_format("%.0f%%", 100 * ratio.median),
@@ -214,19 +223,23 @@ static int write_json(const demo_job *job, const figures *f) {
     json_count(out, "requests", job->work.request_count);
     json_count(out, "longest_tokens", job->work.longest_tokens);
     json_spread(out, "plan_build_ns", &f->plan.build_ns);
-    json_spread(out, "plan_verify_ns", &f->plan.verify_ns);
+    if (has_runs(job, f))
+        json_spread(out, "plan_verify_ns", &f->plan.verify_ns);
     json_count(out, "plan_memory_bytes", f->plan.memory_bytes);
     json_count(out, "plan_sources", f->plan.sources);
     json_count(out, "plan_rules", f->plan.rules);
     json_spread(out, "request_set_ns", &f->runs.set_ns);
-    json_spread(out, "ns_per_run", &f->runs.ns_per_run);
+    if (has_runs(job, f))
+        json_spread(out, "ns_per_run", &f->runs.ns_per_run);
     json_count(out, "runs_of_request", f->runs.runs);
     json_count(out, "bytes", f->moved.bytes);
     json_count(out, "runs", f->moved.runs);
     json_spread(out, "gb_per_s", &transfer);
-    json_text(out, "copy_method", f->moved.copy_method);
-    json_spread(out, "copy_gb_per_s", &copy);
-    json_spread(out, "of_copy", &ratio);
+    if (has_runs(job, f)) {
+        json_text(out, "copy_method", f->moved.copy_method);
+        json_spread(out, "copy_gb_per_s", &copy);
+        json_spread(out, "of_copy", &ratio);
+    }
     return json_write(out, job->asked->json);
 }
 
