@@ -125,9 +125,9 @@ struct kvf_stage_flow {
     uint64_t doubt_ends; /**< lender: when the peer is shut out, which frees its slots; 0: not set */
     uint64_t kept_bytes; /**< lender: of memory, which count for its peer and for all of them */
     bool forgotten;      /**< lender: the peer has said that it does not know the flow */
-    void *card; /**< lender: of the endpoint that has its slots, once another has joined by its name; NULL: the peer's */
+    void *card; /**< lender: of who has its slots, once another has joined by its name; NULL: the peer's */
     size_t card_bytes;
-    uint64_t turn;       /**< the number of its last turn */
+    uint64_t turn;                        /**< the number of its last turn */
     kvf_stage_flow *previous, *following; /**< all flows of the stage, in the order of turns */
 };
 
@@ -177,9 +177,9 @@ struct kvf_stage {
     uint64_t kept_bytes;          /**< of memory that the flows of all peers make us keep */
     kvf_status refusal;           /**< with which a flow ends that is not permitted */
     bool closed;                  /**< to be freed with the last flow, operation and move */
-    bool held_up;      /**< messages wait: a flow's turn to open has come */
-    bool untaken;      /**< messages wait: a peer takes none now, or there is no memory for them */
-    bool only_repeats; /**< see kvf_stage_only_repeats() */
+    bool held_up;                 /**< messages wait: a flow's turn to open has come */
+    bool untaken;                 /**< messages wait: a peer takes none now, or there is no memory for them */
+    bool only_repeats;            /**< see kvf_stage_only_repeats() */
     kvf_stage_info counts;
 };
 

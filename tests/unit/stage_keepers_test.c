@@ -247,8 +247,9 @@ static void keep_all_unheard(scene *s) {
     static const unsigned char note[KVF_NOTICE_MAX];
     for (uint32_t i = 0; i < 5; i++) {
         s->keepers[i].is_deaf = true;
-        while (kvf_transport_notify(peer_named(s, s->keepers[i].name)->peer, note, sizeof note) == KVF_OK) {
-        }
+        for (size_t bytes = sizeof note; bytes > 0; bytes /= 2)
+            while (kvf_transport_notify(peer_named(s, s->keepers[i].name)->peer, note, bytes) == KVF_OK) {
+            }
         keeper_open(s, i, 255);
     }
     assert_int_equal(stage_info_of(s->at.p->stage).slots_lent, SLOTS / 2);

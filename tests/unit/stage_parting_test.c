@@ -302,8 +302,7 @@ static void slots_of_a_stopped_writer_stay_in_doubt_whatever_its_successor_says(
     assert_ok(kvf_transport_connect(s.d->transport, card, bytes, &peer));
     assert_ok(kvf_stage_join(s.d->stage, peer));
     for (size_t i = 0; i < COUNT_OF(words); i++)
-        assert_true(
-            kvf_stage_notice(s.d->stage, s.p->name, data, kvf_stage_write_message(&words[i], data)));
+        assert_true(kvf_stage_notice(s.d->stage, s.p->name, data, kvf_stage_write_message(&words[i], data)));
     pass_doubt(&s);
     assert_int_equal(in_doubt(s.d), lent);
     kvf_stage_leave(s.d->stage, peer);
