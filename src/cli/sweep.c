@@ -18,9 +18,21 @@ static double bytes_a_run(const report_totals *pair) {
 
 /* ---- CSV ------------------------------------------------------------------------------------- */
 
+/* In quotes, because shapes have commas; a quote in it, as a group's name may have, is doubled (RFC 4180). */
+static void print_quoted(const char *shape) {
+    (void)putchar('"');
+    for (; *shape; shape++) {
+        if (*shape == '"')
+            (void)putchar('"');
+        (void)putchar(*shape);
+    }
+    printf("\",");
+}
+
 static void print_pair(const sweep *of, uint32_t p, uint32_t d) {
     const report_totals *pair = sweep_pair(of, p, d);
-    printf("\"%s\",\"%s\",", of->prefill.list.shapes[p], of->decode.list.shapes[d]);
+    print_quoted(of->prefill.list.shapes[p]);
+    print_quoted(of->decode.list.shapes[d]);
     if (pair->plans == 0)
         printf(",,,,,,refused\n");
     else

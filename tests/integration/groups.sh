@@ -39,6 +39,9 @@ succeeds "prompts that complete no entry are not compared with copying" '^first 
     demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 3 --requests 2 --rounds 1 --memory-limit 16m
 refuses "nobody is killed in a request that moves nothing" 2 '--kill: nothing moves .* complete no entry' \
     demo --groups "$file" --prefill tp=2 --decode tp=1 --tokens 3 --requests 2 --memory-limit 16m --kill
+toy "{\"name\": \"a\\\"b\", \"layers\": [0, 1], \"parts\": [$k]}"
+succeeds "a quote in a group's name is doubled in CSV" '^"tp=1,a""b.block=16","tp=1",1,1,' \
+    sweep --groups "$file" --prefill 'tp=1,a"b.block=16' --decode tp=1
 deep=$folder/$(printf 'folder/%.0s' $(seq 30))
 mkdir -p "$deep"
 echo "{\"layers\": 1, \"groups\": [{\"name\": \"full\", \"layers\": [0], \"parts\": [$k]}]}" >"$deep/unnamed.json"
