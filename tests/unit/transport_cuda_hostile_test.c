@@ -4,9 +4,11 @@
  *
  * Owner and writer are endpoints of this process; guests are sockets of this process.
  */
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,6 +16,7 @@
 #include "cuda_ends.h"
 #include "cuda_owner.h"
 #include "transport/card.h"
+#include "transport/cuda/cuda.h"
 #include "transport/front.h"
 
 /* ---- shutting out -------------------------------------------------------------------------------- */
@@ -507,6 +510,43 @@ static void a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other(vo
     both_close();
 }
 
+/* Another thread may take the descriptor that the owner gives up for a moment to refuse a connection with. */
+static void an_owner_without_any_descriptor_sleeps_until_it_has_one(void **state) {
+    (void)state;
+    both_open();
+    run_rounds();
+    kvf_cuda_endpoint *endpoint = owner.transport->fabrics[0].endpoint;
+    const int fd = open_guest();
+    const kvf_cuda_hello hello = good_hello();
+    say_as_guest(fd, &hello, sizeof hello);
+    kvf_fd_close(&endpoint->spare_fd);
+    struct rlimit before, few;
+    const int next = dup(STDIN_FILENO); /* all lower numbers are open */
+    assert_true(next >= 0);
+    (void)close(next);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = (struct rlimit){(rlim_t)next, before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    uint32_t slept = 0;
+    for (int i = 0; i < 200; i++) {
+        struct pollfd wakes = {kvf_transport_event_fd(owner.transport), POLLIN, 0};
+        assert_ok(kvf_transport_progress(owner.transport, NULL));
+        slept += poll(&wakes, 1, 0) == 0;
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_true(slept > 100);
+    assert_null(endpoint->clients->following); /* the writer's only */
+    struct pollfd wakes = {kvf_transport_event_fd(owner.transport), POLLIN, 0};
+    assert_int_equal(poll(&wakes, 1, 10000), 1);
+    run_rounds();
+    assert_non_null(endpoint->clients->following);
+    assert_true(endpoint->spare_fd >= 0);
+    (void)close(fd);
+    run_rounds();
+    write_well();
+    both_close();
+}
+
 /* The guest is refused for a message while its writes are under way; the writes still succeed. */
 static void refused_while_busy(uint32_t writes, const void *message, size_t bytes) {
     const int fd = open_busy_guest(writes);
@@ -683,6 +723,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(memory_that_a_guest_cannot_have_is_not_read),
         cmocka_unit_test(a_writer_that_the_owner_cannot_read_is_out_only_of_this_fabric),
         cmocka_unit_test(a_guest_that_claims_to_be_of_this_process_is_asked_like_any_other),
+        cmocka_unit_test(an_owner_without_any_descriptor_sleeps_until_it_has_one),
         cmocka_unit_test(guests_ask_for_no_more_at_once_than_they_may),
         cmocka_unit_test(an_owner_that_answers_what_was_not_asked_is_lost),
     };

@@ -95,7 +95,8 @@ typedef struct kvf_cuda_endpoint {
     kvf_transport *transport;
     int epoll_fd, listen_fd;
     int spare_fd;    /* see kvf_neighbour_accept() */
-    kvf_timer timer; /* of clients that have not shown the key */
+    bool deaf;       /* connections are accepted again when the timer has expired */
+    kvf_timer timer; /* of clients that have not shown the key, and of being deaf */
     kvf_wake wake;
     kvf_looks looks;
     kvf_cuda_watch listen_watch, wake_watch, looks_watch, timer_watch;

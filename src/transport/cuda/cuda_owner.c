@@ -7,9 +7,10 @@
 
 #define CLIENTS_MAX 1024u          /* for all processes of this user */
 #define HELLO_NS (15 * KVF_SECOND) /* within which a client must show the key */
-#define ACCEPTED 16                /* in one turn */
-#define PACKETS 64                 /* of one client, in one turn */
-#define PAUSE_NS 100000            /* between two looks while readers are waited for */
+#define DEAF_NS KVF_MILLISECOND /* before another try, if a connection can be neither accepted nor refused */
+#define ACCEPTED 16             /* in one turn */
+#define PACKETS 64              /* of one client, in one turn */
+#define PAUSE_NS 100000         /* between two looks while readers are waited for */
 
 _Static_assert(CUDA_ID_BYTES == KVF_FENCE_NAME_BYTES, "peers are fenced by their ids");
 
@@ -100,12 +101,28 @@ static void let_in(kvf_cuda_endpoint *endpoint, int fd) {
     (void)close(fd);
 }
 
+/* The socket stays readable: we would be woken at once, again and again. */
+static void become_deaf(kvf_cuda_endpoint *endpoint) {
+    kvf_watch_remove(endpoint->epoll_fd, endpoint->listen_fd);
+    endpoint->deaf = true;
+    kvf_timer_by(&endpoint->timer, kvf_now(&kvf_monotonic) + DEAF_NS);
+}
+
+/* Without memory for it, it is tried again. Returns whether it stays deaf. */
+static bool listen_again(kvf_cuda_endpoint *endpoint) {
+    endpoint->deaf = endpoint->deaf && kvf_watch_add(endpoint->epoll_fd, endpoint->listen_fd,
+                                                     &endpoint->listen_watch) != KVF_OK;
+    return endpoint->deaf;
+}
+
 void kvf_cuda_owner_accept(kvf_cuda_endpoint *endpoint) {
     const kvf_cuda_refused no_descriptor = {{CUDA_REFUSED, CUDA_REFUSED_SHORT}, endpoint->client_count};
     for (int i = 0; i < ACCEPTED; i++) {
         int fd;
         const kvf_status status = kvf_neighbour_accept(endpoint->listen_fd, &endpoint->spare_fd,
                                                        &no_descriptor, sizeof no_descriptor, &fd);
+        if (status == KVF_E_IO)
+            become_deaf(endpoint);
         if (status == KVF_E_AGAIN || status == KVF_E_IO)
             return;
         if (!status)
@@ -130,6 +147,8 @@ void kvf_cuda_owner_expire(kvf_cuda_endpoint *endpoint) {
             next = kvf_min_u64(next, client->accepted_ns + HELLO_NS);
         }
     }
+    if (listen_again(endpoint))
+        next = kvf_min_u64(next, now + DEAF_NS);
     kvf_timer_set(&endpoint->timer, next);
 }
 
