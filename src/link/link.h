@@ -110,7 +110,8 @@ kvf_status kvf_link_connect(kvf_link *link, const char *endpoint, const char *se
 void kvf_link_disconnect(kvf_link *link, kvf_route route);
 
 /**
- * Sends a message. It is dropped if it cannot be sent now (the connection has ended, or the peer takes none).
+ * Sends a message. It is dropped if it cannot be sent now (the connection has ended, or the peer takes none, or too
+ * much that was sent over this connection has not left yet, see link_post.h).
  *
  * @return KVF_OK, also if it was dropped; KVF_E_NOT_FOUND (there is no such outgoing route, or the connection of an
  *         incoming one has ended); KVF_E_RANGE (more than KVF_WIRE_MAX_BYTES), KVF_E_NOMEM
@@ -155,7 +156,8 @@ typedef struct kvf_link_counts {
     uint64_t now;     /* open now */
     uint64_t closed;  /* closed by us: silent, no room, or cut off; of those that we made: cut off */
     uint64_t refused; /* those of `closed` that were not silent */
-    uint64_t dropped; /* messages dropped, because their senders sent more than they had turns for */
+    uint64_t dropped; /* messages dropped: received from senders that sent more than they had turns for, or for
+                       * receivers that take too little of what is sent to them */
 } kvf_link_counts;
 
 kvf_link_counts kvf_link_count(const kvf_link *link);

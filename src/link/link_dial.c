@@ -84,7 +84,8 @@ void kvf_dial_end(kvf_zmq_link *link, kvf_dial *dial) {
 
 int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, size_t bytes) {
     kvf_dial_id id = id_of(dial);
-    int error = kvf_link_transmit(link->caller, &id, sizeof id, data, bytes);
+    const kvf_address to = {link->caller, &link->to_called, dial->line->route, &id, sizeof id};
+    int error = kvf_link_transmit(&to, data, bytes);
     kvf_link_note(link, link->caller, true);
     return error;
 }

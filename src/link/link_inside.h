@@ -7,6 +7,7 @@
  *   link_line.c      outgoing connections: dialling, and dialling again
  *   link_guard.c     the allow-list
  *   link_mail.c      received messages, and whose turn it is
+ *   link_post.c      sent messages that have not left yet
  *   link_fds.c       file descriptors, and which sockets have unread messages
  */
 #ifndef KVF_LINK_INSIDE_H
@@ -15,6 +16,7 @@
 #include "link/link.h"
 #include "link/link_endpoint.h"
 #include "link/link_mail.h"
+#include "link/link_post.h"
 
 #include "base/tables.h"
 #include "port/door.h"
@@ -116,6 +118,7 @@ typedef struct kvf_zmq_link {
     kvf_door door;  /* the connections to the listener, */
     kvf_door calls; /* and those that we made */
     kvf_mail mail;
+    kvf_post to_guests, to_called; /* what was sent over connections to the listener, and over ours */
     uint64_t now;     /* of this round of progress */
     bool open_to_all; /* everyone who knows our key may connect */
     char endpoint[KVF_ENDPOINT_BYTES];
@@ -162,8 +165,17 @@ kvf_status kvf_link_make_router(kvf_zmq_link *link, const kvf_link_options *opti
 /** Binds the listener and finds out the endpoint. */
 kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint);
 
-/** Sends one message of two frames without waiting. 0, or errno. */
-int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes);
+/** Where a message is sent to: the id by which a socket knows a connection of a route. */
+typedef struct kvf_address {
+    void *socket;
+    kvf_post *post;
+    kvf_route route;
+    const void *id;
+    size_t id_bytes;
+} kvf_address;
+
+/** Sends one message of two frames without waiting. 0, or errno; ENOBUFS: too much for this route has not left. */
+int kvf_link_transmit(const kvf_address *to, const void *data, size_t bytes);
 
 /* ---- link_dial.c ----------------------------------------------------------------------------- */
 

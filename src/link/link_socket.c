@@ -166,17 +166,16 @@ kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {
 
 /* ---- messages -------------------------------------------------------------------------------- */
 
-int kvf_link_transmit(void *socket, const void *id, size_t id_bytes, const void *data, size_t bytes) {
+int kvf_link_transmit(const kvf_address *to, const void *data, size_t bytes) {
     /* After the first frame was accepted, the second cannot be refused, but its memory may be missing: so it is made
      * first. */
     zmq_msg_t payload;
-    if (zmq_msg_init_size(&payload, bytes))
-        return ENOMEM;
-    if (bytes > 0)
-        memcpy(zmq_msg_data(&payload), data, bytes);
-    const int error = kvf_zmq_send(socket, id, id_bytes, ZMQ_SNDMORE);
+    int error = kvf_post_write(to->post, to->route, data, bytes, &payload);
+    if (error)
+        return error;
+    error = kvf_zmq_send(to->socket, to->id, to->id_bytes, ZMQ_SNDMORE);
     if (!error)
-        return kvf_zmq_send_last(socket, &payload);
+        return kvf_zmq_send_last(to->socket, &payload);
     (void)zmq_msg_close(&payload);
     return error;
 }

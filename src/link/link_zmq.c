@@ -123,6 +123,8 @@ static void close_zmq(kvf_link *base) {
     while (link->zmq && zmq_ctx_term(link->zmq) != 0 && zmq_errno() == EINTR) {
     }
     kvf_mail_close(&link->mail);
+    kvf_post_free(&link->to_guests);
+    kvf_post_free(&link->to_called);
     kvf_lines_free(link);
     kvf_door_close(&link->calls);
     kvf_door_close(&link->door);
@@ -144,14 +146,27 @@ static void disconnect_line(kvf_link *base, kvf_route route) {
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
+/* Peers that do not take what is sent to them leave no room for others: the worst of them is hung up on. */
+static void make_room(kvf_zmq_link *link) {
+    const kvf_route stuck = kvf_post_stuck(&link->to_guests, kvf_now(link->clock));
+    if (!stuck)
+        return;
+    kvf_guests_dismiss(&link->door.guests, stuck);
+    if (link->door.guests.on_crowded)
+        link->door.guests.on_crowded(link->context, "over budget: a peer does not read what is sent to it");
+}
+
 static kvf_status send_incoming(kvf_zmq_link *link, kvf_route route, const void *data, size_t bytes) {
     uint8_t id[INCOMING_ID_BYTES] = {0};
     uint32_t number = (uint32_t)route;
     if (!link->listener)
         return KVF_OK;
     memcpy(id + 1, &number, sizeof number);
-    int error = kvf_link_transmit(link->listener, id, sizeof id, data, bytes);
+    const kvf_address to = {link->listener, &link->to_guests, route, id, sizeof id};
+    int error = kvf_link_transmit(&to, data, bytes);
     kvf_link_note(link, link->listener, true);
+    if (error == ENOBUFS)
+        make_room(link);
     if (error == EHOSTUNREACH)
         return kvf_fail(KVF_E_NOT_FOUND, "the connection of route %llu has ended", (unsigned long long)route);
     return error == ENOMEM ? kvf_nomem("message") : KVF_OK;
@@ -306,7 +321,8 @@ static kvf_link_counts counts_of(const kvf_link *base) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
     const kvf_guests *guests = &link->door.guests, *called = &link->calls.guests;
     return (kvf_link_counts){guests->count, guests->closed + called->closed,
-                             guests->refused + called->refused, link->mail.dropped};
+                             guests->refused + called->refused,
+                             link->mail.dropped + link->to_guests.dropped};
 }
 
 static bool has_ended(const kvf_link *base, kvf_route route) {

@@ -9,6 +9,7 @@
 
 #include <zmq.h>
 
+#include "link/link_post.h"
 #include "link_ends.h"
 
 /* A clock that stands still until it is set, so a link that hears nothing for long does not dial a second time, however
@@ -189,6 +190,71 @@ static void a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_eve
         send_text(&client, route, "nobody listens there");
 
     kvf_link_close(client.link); /* closing does not wait for the messages */
+}
+
+/* Sends a message of the largest size so often. */
+static void send_large(end *self, kvf_route route, uint32_t times) {
+    char *large = calloc(1, KVF_WIRE_MAX_BYTES);
+    assert_non_null(large);
+    for (uint32_t i = 0; i < times; i++)
+        assert_ok(kvf_link_send(self->link, route, large, KVF_WIRE_MAX_BYTES));
+    free(large);
+}
+
+/* A client connects and says a word, after which it reads nothing until the test lets it. */
+static kvf_route open_silent(end *client, end *server, const kvf_clock *clock, const char *word) {
+    open_end(client, (kvf_link_options){.listen = "", .clock = clock});
+    send_text(client, connect_end(client, kvf_link_endpoint(server->link)), word);
+    work_until(has_message(server, word), server, client);
+    return server->messages[server->message_count - 1].route;
+}
+
+static void what_is_sent_to_peers_that_read_nothing_takes_bounded_memory_and_others_are_answered(void **state) {
+    (void)state;
+    enum { MANY = 400, READ = 64 /* by ZeroMQ, at the other end */, UNDER_WAY = 16 };
+    uint64_t now_ns = kvf_now(&kvf_monotonic);
+    const kvf_clock clock = {set_now, &now_ns};
+    end server, reads_nothing, other;
+    open_end(&server, (kvf_link_options){.listen = NULL});
+    kvf_route route = open_silent(&reads_nothing, &server, &clock, "reads nothing");
+    send_large(&server, route, MANY);
+    assert_true(kvf_link_count(server.link).dropped > 0);
+
+    (void)open_silent(&other, &server, &clock, "other");
+    ask_until_answered(&other, &server, 1, "question");
+    work_until(has_message(&other, "question"), &other, &server);
+
+    /* What was kept comes, and then there is room again. */
+    server.answers = false;
+    for (time_t begun = time(NULL); reads_nothing.heard_count == 0 && time(NULL) - begun < PATIENCE_S;) {
+        reads_nothing.listened_for = "more";
+        send_text(&server, route, "more");
+        progress_all((end *[]){&server, &reads_nothing}, 2);
+    }
+    assert_true(reads_nothing.heard_count > 0);
+    assert_in_range(reads_nothing.message_count - reads_nothing.heard_count, KVF_POST_BYTES / KVF_WIRE_MAX_BYTES / 2 - 1,
+                    KVF_POST_BYTES / KVF_WIRE_MAX_BYTES + READ + UNDER_WAY);
+    kvf_link_close(other.link);
+    kvf_link_close(reads_nothing.link);
+    kvf_link_close(server.link);
+}
+
+static void a_peer_that_reads_nothing_is_hung_up_on_if_it_leaves_no_room(void **state) {
+    (void)state;
+    uint64_t now_ns = kvf_now(&kvf_monotonic), before_ns = now_ns;
+    const kvf_clock clock = {set_now, &now_ns}, stopped = {set_now, &before_ns};
+    end server, reads_nothing;
+    open_end(&server, (kvf_link_options){.listen = NULL, .clock = &clock, .is_known = knows_everybody});
+    kvf_route route = open_silent(&reads_nothing, &server, &stopped, "reads nothing");
+    for (uint32_t i = 0; i < 200 && kvf_link_count(server.link).closed == 0; i++) {
+        send_large(&server, route, 40);
+        (void)usleep(10000);
+        now_ns += KVF_POST_STUCK_NS / 4;
+    }
+    assert_int_equal(kvf_link_count(server.link).closed, 1);
+    work_until(reads_nothing.broken_count > 0, &reads_nothing, &server);
+    kvf_link_close(reads_nothing.link);
+    kvf_link_close(server.link);
 }
 
 /* ---- other programs on the link's port ---------------------------------------------------------------------- */
@@ -867,6 +933,8 @@ int main(void) {
         cmocka_unit_test(what_was_sent_before_a_link_is_closed_arrives),
         cmocka_unit_test(a_route_that_does_not_exist_is_an_error),
         cmocka_unit_test(a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_ever),
+        cmocka_unit_test(what_is_sent_to_peers_that_read_nothing_takes_bounded_memory_and_others_are_answered),
+        cmocka_unit_test(a_peer_that_reads_nothing_is_hung_up_on_if_it_leaves_no_room),
         cmocka_unit_test(messages_of_several_frames_and_clients_with_names_are_ignored),
         cmocka_unit_test(a_port_that_speaks_something_else_is_told_and_tried_again),
         cmocka_unit_test(a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is),
