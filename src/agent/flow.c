@@ -311,6 +311,22 @@ static void answer_withdraw(kvf_flow *flow, uint64_t number) {
     kvf_answer_status(session, &call, lost ? KVF_E_PEER_LOST : KVF_OK, "");
 }
 
+/* The records of the push, which are kept until its consumer has answered; NULL: none. Each flow keeps them, and a peer may
+ * expect one push often. */
+static const kvf_records *take_records(kvf_flow *flow) {
+    const kvf_records *records = &flow->push->base.records;
+    const uint64_t bytes = kvf_records_bytes(records);
+    if (records->count == 0)
+        return NULL;
+    flow->status = kvf_budget_take(flow->session, bytes);
+    if (flow->status) {
+        flow->detail = kvf_strdup(kvf_error_detail());
+        return NULL;
+    }
+    flow->kept_bytes += bytes;
+    return records;
+}
+
 /* Nothing more will be written: tells the consumer, once, in the way that it waits for. */
 static void tell(kvf_flow *flow) {
     kvf_session *session = flow->session;
@@ -322,6 +338,7 @@ static void tell(kvf_flow *flow) {
         answer_withdraw(flow, flow->withdraw_number);
     if (flow->withdrawn)
         return;
+    const kvf_records *records = flow->push && !flow->status ? take_records(flow) : NULL;
     kvf_call_body body = {.request = {flow->id, flow->id_bytes},
                           .generation = flow->generation,
                           .status = flow->status && has_lost(flow) ? KVF_E_PEER_LOST : flow->status,
@@ -329,9 +346,9 @@ static void tell(kvf_flow *flow) {
                           .bytes = flow->bytes};
     if (flow->push)
         kvf_trace_reach_peer(&flow->push->base, KVF_MOMENT_WRITTEN, session);
-    if (flow->push && !flow->status) {
-        body.records = flow->push->base.records.all;
-        body.record_count = flow->push->base.records.count;
+    if (records) {
+        body.records = records->all;
+        body.record_count = records->count;
     }
     uint64_t deadline = kvf_agent_now(session->agent) + session->agent->options.lease_ns;
     kvf_status status =

@@ -25,6 +25,10 @@ static char *put(kvf_record *out, const kvf_record *record, char *at) {
     return at + record->size;
 }
 
+size_t kvf_records_bytes(const kvf_records *records) {
+    return records->count * sizeof *records->all + bytes_of(records->all, records->count);
+}
+
 /* Puts one set behind the other. Sizes were checked on arrival: 128 KiB from each rank. */
 static kvf_status join(const kvf_records *first, const kvf_records *second, kvf_records *out) {
     const kvf_records *const sets[] = {first, second};

@@ -22,6 +22,9 @@ kvf_status kvf_records_add(kvf_records *records, const kvf_record *more, uint32_
 /** Moves all records of `from` here, however many they are. KVF_E_NOMEM: nothing has changed. */
 kvf_status kvf_records_take(kvf_records *records, kvf_records *from);
 
+/** The memory that they take. */
+size_t kvf_records_bytes(const kvf_records *records);
+
 void kvf_records_free(kvf_records *records);
 
 #endif

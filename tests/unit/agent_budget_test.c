@@ -497,6 +497,52 @@ static void a_release_is_taken_if_a_lease_ends_with_it(void **state) {
     close_scene(&s);
 }
 
+/* Each expectation of a push is told its records until it answers, and one peer may expect one push often. */
+static void records_of_a_push_count_for_each_expectation_that_is_told_them(void **state) {
+    (void)state;
+    enum { BYTES = 100000, BUDGET = 1 << 20, EXPECTED = 30 };
+    static uint8_t content[BYTES];
+    kvf_record record = {.name = "r", .data = content, .size = sizeof content};
+    kvf_wire_buffer introduction = {0};
+    world_request wanted, pushed;
+    uint64_t push;
+    scene s;
+    open_scene(&s, OPTIONS(.max_bytes_per_key = BUDGET));
+    assert_int_equal(say(&s, speaker_join(&s.s, s.w.d.agents[0], 1, &introduction)), KVF_OK);
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    world_request_make(&s.w, &s.w.p, "a", 40, 0, 1, &pushed);
+    pushed.request.way = KVF_WAY_DIRECT;
+    pushed.request.records = &record;
+    pushed.request.record_count = 1;
+    world_push(&s.w.p, &pushed, &push);
+    const uint64_t before = s.p->kept_bytes;
+    for (uint64_t i = 1; i <= EXPECTED; i++) {
+        kvf_call_body call = {.kind = KVF_CALL_EXPECT,
+                              .request = {"a", 1},
+                              .generation = i | KVF_EXPECTATION,
+                              .time_ns = UINT64_MAX,
+                              .rank_count = 1,
+                              .groups = wanted.groups,
+                              .group_count = wanted.group_count};
+        assert_int_equal(say(&s, call), KVF_OK);
+    }
+    world_ready(&s.w.p, &push);
+    speaker_run_for(&s.w, &s.s, 100 * MS);
+    const kvf_flow *flow;
+    uint32_t told = 0, refused = 0;
+    for (flow = world_session(s.p, true)->flows; flow; flow = flow->session_next) {
+        told += flow->told && flow->told->bytes.size > BYTES;
+        refused += flow->status == KVF_E_LIMIT;
+    }
+    assert_int_equal(told + refused, EXPECTED);
+    assert_in_range(told, BUDGET / BYTES - 2, BUDGET / BYTES);
+    assert_in_range(s.p->kept_bytes - before, told * BYTES, BUDGET);
+    (void)world_failed(&s.w, s.p, push, KVF_E_TIMEOUT); /* X answers nothing */
+    assert_int_equal(s.p->kept_bytes, before);
+    kvf_wire_buffer_free(&introduction);
+    close_scene(&s);
+}
+
 static void who_has_no_session_is_heard_for_64_KiB(void **state) {
     (void)state;
     scene s;
@@ -819,6 +865,7 @@ int main(void) {
         cmocka_unit_test(a_lease_that_is_over_is_not_granted_again_without_an_end),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(a_release_is_taken_if_a_lease_ends_with_it),
+        cmocka_unit_test(records_of_a_push_count_for_each_expectation_that_is_told_them),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB_exactly),
         cmocka_unit_test(a_connection_without_a_key_has_few_sessions),
