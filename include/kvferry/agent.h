@@ -697,7 +697,9 @@ typedef enum kvf_event_kind {
     KVF_EVENT_FAILED = 2,
     KVF_EVENT_BLOCKS_FREE = 3, /**< of a request that failed earlier with blocks in doubt */
     KVF_EVENT_PEER_READY = 4,  /**< kvf_agent_connect() has succeeded */
-    KVF_EVENT_PEER_LOST = 5,   /**< a peer died or was replaced; its requests fail with events of their own */
+    /** A peer died or was replaced; its requests fail with events of their own. Of consumers at most 64 in a minute;
+     * further ones are counted. */
+    KVF_EVENT_PEER_LOST = 5,
     /** A peer that said it is that rank of that engine was refused. Reported once in ten minutes for each rank and
      * reason, however often it happens. Nothing else has changed. */
     KVF_EVENT_PEER_REFUSED = 6,

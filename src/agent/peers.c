@@ -5,8 +5,8 @@
 #include "transport/transport.h"
 
 #define MOST_DEPARTED 64u
-/* The log names so many engines that greet in so long a time; further ones are details, as a peer may have any number
- * of names. */
+/* The log names so many engines that greet in so long a time, and so many of their ranks that are lost; further ones are
+ * details, as a peer may have any number of names, and greet as often as it likes. */
 #define MOST_NEWS 64u
 #define NEWS_NS (60 * KVF_SECOND)
 
@@ -104,6 +104,20 @@ static void say_back(kvf_session *session, uint64_t since, const char *what) {
     kvf_text_free(&text);
 }
 
+/* Whether there was room for one more piece of news in this minute. */
+static bool is_news(uint64_t *since, uint32_t *count, uint64_t now) {
+    if (now - *since >= NEWS_NS) {
+        *since = now;
+        *count = 0;
+    }
+    return (*count)++ < MOST_NEWS;
+}
+
+bool kvf_peer_loss_is_news(const kvf_session *session) {
+    kvf_agent *agent = session->agent;
+    return !session->incoming || is_news(&agent->lost_since, &agent->lost, kvf_agent_now(agent));
+}
+
 /* The first rank of an engine is news, and its others are details. */
 static kvf_log_level level_of_client(const kvf_session *session) {
     kvf_agent *agent = session->agent;
@@ -112,12 +126,7 @@ static kvf_log_level level_of_client(const kvf_session *session) {
         if (other != session && other->incoming && strcmp(other->engine, session->engine) == 0)
             return KVF_LOG_DEBUG;
     }
-    const uint64_t now = kvf_agent_now(agent);
-    if (now - agent->greeted_since >= NEWS_NS) {
-        agent->greeted_since = now;
-        agent->greeted = 0;
-    }
-    return agent->greeted++ < MOST_NEWS ? KVF_LOG_INFO : KVF_LOG_DEBUG;
+    return is_news(&agent->greeted_since, &agent->greeted, kvf_agent_now(agent)) ? KVF_LOG_INFO : KVF_LOG_DEBUG;
 }
 
 void kvf_peer_met(kvf_session *session) {

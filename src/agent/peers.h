@@ -19,6 +19,9 @@ kvf_log_level kvf_peer_level_unreached(const kvf_session *session);
 void kvf_peers_waiting(kvf_agent *agent);
 /** Why the transport is not connected to a session's peer yet; NULL: it is, or need not be. */
 const char *kvf_peer_waits_for(const kvf_session *session);
+/** Whether the engine is told that a session is lost. Of those that others make, which may do so again and again, only a
+ * number in a minute; counts it as told. */
+bool kvf_peer_loss_is_news(const kvf_session *session);
 /** A session is lost: remembers why. */
 void kvf_peer_left(kvf_session *session, const char *detail);
 /** Records a failure that involved a rank of an engine; KVF_NO_RANK: any of its ranks. */

@@ -262,7 +262,8 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     bool was_open = session->state == KVF_SESSION_OPEN;
     char detail[KVF_DETAIL_BYTES];
     (void)snprintf(detail, sizeof detail, "%s rank %u: %s", session->engine, session->rank, why);
-    if (was_open || was_used)
+    const bool tells = (was_open || was_used) && kvf_peer_loss_is_news(session);
+    if (tells)
         kvf_peer_left(session, detail);
     session->state = KVF_SESSION_LOST;
     hide(session, true);
@@ -270,10 +271,9 @@ void kvf_session_lose(kvf_session *session, kvf_status status, const char *why) 
     kvf_session_disconnect(session);
     kvf_calls_end(session, KVF_E_PEER_LOST);
     agent->hooks->lose(session, status, detail);
-    if (was_open || was_used) {
-        agent->stats.peers_lost++;
+    agent->stats.peers_lost += was_open || was_used;
+    if (tells)
         kvf_event_peer(agent, KVF_EVENT_PEER_LOST, session->engine, session->rank, status, detail);
-    }
 }
 
 static bool is_in_use(const kvf_session *session) {

@@ -308,6 +308,33 @@ static void a_consumer_that_knows_the_session_no_more_is_lost_at_once(void **sta
     rights_close(&s);
 }
 
+/* It greets again and again, and says each time that it has forgotten the session. */
+static void a_consumer_that_is_lost_often_does_not_flood_the_engine(void **state) {
+    (void)state;
+    enum { OFTEN = 300, TOLD = 64 };
+    rights s;
+    rights_open(&s);
+    kvf_message forgotten = {.kind = KVF_MESSAGE_ANSWER,
+                             .answer = {.number = 1, .kind = KVF_CALL_PROBE, .status = KVF_E_PEER_LOST}};
+    for (uint32_t i = 0; i < OFTEN; i++) {
+        memcpy(forgotten.answer.session, s.rightful.session, sizeof forgotten.answer.session);
+        speaker_send(&s.rightful, &forgotten);
+        speaker_run_for(&s.w, &s.rightful, MS);
+        assert_null(rights_session(&s));
+        speaker_greet(&s.w, &s.rightful);
+        assert_non_null(rights_session(&s));
+    }
+    assert_int_equal(world_stats(s.p).peers_lost, OFTEN);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_LOST), TOLD);
+    speaker_run_for(&s.w, &s.rightful, 60 * SECOND);
+    speaker_greet(&s.w, &s.rightful);
+    memcpy(forgotten.answer.session, s.rightful.session, sizeof forgotten.answer.session);
+    speaker_send(&s.rightful, &forgotten);
+    speaker_run_for(&s.w, &s.rightful, MS);
+    assert_int_equal(world_count(&s.w, s.p, KVF_EVENT_PEER_LOST), TOLD + 1);
+    rights_close(&s);
+}
+
 /* As a caller repeats its call, whose time is in the message, until it is answered. */
 static void a_call_that_is_repeated_waits_no_longer_than_the_first_time(void **state) {
     (void)state;
@@ -642,6 +669,7 @@ int main(void) {
         cmocka_unit_test(a_session_that_was_left_ends_with_its_last_expectation),
         cmocka_unit_test(a_client_that_has_hung_up_is_forgotten_once_it_was_silent_for_long),
         cmocka_unit_test(a_consumer_that_knows_the_session_no_more_is_lost_at_once),
+        cmocka_unit_test(a_consumer_that_is_lost_often_does_not_flood_the_engine),
         cmocka_unit_test(a_session_is_kept_while_anything_of_its_peer_is_here),
         cmocka_unit_test(a_writer_that_has_lost_its_peer_does_not_say_that_it_has_stopped),
         cmocka_unit_test(every_number_counts_once),
