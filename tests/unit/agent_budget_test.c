@@ -1,4 +1,7 @@
 /* How much memory a peer can make an agent keep, and for how long. */
+#include <stdio.h>
+#include <time.h>
+
 #include "agent/agent.h"
 #include "agent/budget.h"
 #include "agent/early.h"
@@ -497,6 +500,65 @@ static void a_release_is_taken_if_a_lease_ends_with_it(void **state) {
     close_scene(&s);
 }
 
+static uint64_t processor_time(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
+}
+
+static void hear(kvf_agent *agent, const kvf_message *message, const uint8_t *key) {
+    kvf_wire_buffer bytes;
+    assert_ok(kvf_wire_encode(message, &bytes));
+    kvf_work_take(agent);
+    kvf_on_message(agent, &(kvf_letter){.route = 1, .key = key, .data = bytes.data, .bytes = bytes.size});
+    kvf_work_give(agent);
+    kvf_wire_buffer_free(&bytes);
+}
+
+/* The processor time for each of so many leases of the holders of one key, which all run out at once. */
+static uint64_t time_to_expire(uint32_t count) {
+    static const uint8_t key[KVF_KEY_BYTES] = {1};
+    scene s;
+    world_request held;
+    uint64_t hold;
+    open_scene(&s, OPTIONS());
+    world_request_make(&s.w, &s.w.p, "a", 40, 10, 1, &held);
+    held.request.deadline_ns = 100 * SECOND;
+    world_hold(&s.w.p, &held, &hold);
+    for (uint32_t i = 0; i < count; i++) {
+        uint8_t secret[KVF_WIRE_SECRET_BYTES] = {1};
+        char name[32];
+        memcpy(secret + 1, &i, sizeof i);
+        (void)snprintf(name, sizeof name, "greedy-%u", i);
+        const kvf_message hello = speaker_hello(name, secret, s.p->digest);
+        hear(s.p, &hello, key);
+        kvf_message message = {.kind = KVF_MESSAGE_CALL, .call = acquire("a", SECOND)};
+        message.call.number = 1;
+        memcpy(message.call.session, s.p->all_sessions->prev->id, sizeof message.call.session);
+        hear(s.p, &message, key);
+    }
+    assert_int_equal(world_stats(s.p).leases_now, count);
+    net_advance(LEASE);
+    const uint64_t begun = processor_time();
+    while (world_stats(s.p).leases_now > 0)
+        assert_ok(kvf_agent_progress(s.p, NULL));
+    const uint64_t spent = processor_time() - begun;
+    assert_int_equal(world_stats(s.p).leases_expired, count);
+    close_scene(&s);
+    return spent / count;
+}
+
+static void the_end_of_a_lease_takes_no_longer_where_there_are_many_sessions(void **state) {
+    (void)state;
+    enum { FEW = 1000, MANY = 6000, TIMES = 3 };
+    uint64_t few = UINT64_MAX, many = UINT64_MAX;
+    for (uint32_t i = 0; i < TIMES; i++) {
+        few = kvf_min_u64(few, time_to_expire(FEW));
+        many = kvf_min_u64(many, time_to_expire(MANY));
+    }
+    assert_in_range(many, 0, 3 * few + 1000); /* all sessions were visited for each lease */
+}
+
 /* Each expectation of a push is told its records until it answers, and one peer may expect one push often. */
 static void records_of_a_push_count_for_each_expectation_that_is_told_them(void **state) {
     (void)state;
@@ -865,6 +927,7 @@ int main(void) {
         cmocka_unit_test(a_lease_that_is_over_is_not_granted_again_without_an_end),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(a_release_is_taken_if_a_lease_ends_with_it),
+        cmocka_unit_test(the_end_of_a_lease_takes_no_longer_where_there_are_many_sessions),
         cmocka_unit_test(records_of_a_push_count_for_each_expectation_that_is_told_them),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB_exactly),
