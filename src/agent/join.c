@@ -12,6 +12,9 @@
 #include "model/model.h"
 #include "shard/shard.h"
 
+/* Looking at an expectation takes as long as copying so many bytes. */
+#define FLOW_WORK 512u
+
 /* A peer joins again when its regions have changed. Our writes to the older ones must have ended by then. */
 static kvf_status check_join(const kvf_session *session, const kvf_call_body *call) {
     if (call->generation <= session->joined_generation)
@@ -135,6 +138,7 @@ static void answer_join(kvf_session *session, const kvf_call_body *call) {
 
 void kvf_join_answer(kvf_session *session, const kvf_call_body *call, bool fresh) {
     kvf_status status = KVF_OK;
+    session->agent->work += (uint64_t)session->flow_count * FLOW_WORK;
     bool same = session->shape && call->generation == session->joined_generation &&
                 call->card.size == session->card_bytes &&
                 memcmp(call->card.data, session->card, session->card_bytes) == 0;

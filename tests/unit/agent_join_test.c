@@ -92,6 +92,28 @@ static void a_join_introduces_the_rank_that_greeted(void **state) {
     rights_close(&s);
 }
 
+/* All of them are looked at, however often the peer says the same. */
+static void a_peer_that_expects_much_waits_longer_after_each_join(void **state) {
+    (void)state;
+    enum { EXPECTED = 200 };
+    rights s;
+    world_request wanted;
+    kvf_wire_buffer introduction = {0};
+    rights_open(&s);
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    const uint64_t work = s.p->work;
+    world_request_make(&s.w, &s.w.d, "a", 40, 0, 1, &wanted);
+    for (uint64_t i = 1; i <= EXPECTED; i++)
+        assert_int_equal(rights_say(&s, &s.rightful, rights_expect("a", i, &wanted)), KVF_OK);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    assert_int_equal(rights_session(&s)->flow_count, EXPECTED);
+    assert_in_range(s.p->work - work, EXPECTED * 512, EXPECTED * 512 + 16); /* its number has more bytes */
+    kvf_wire_buffer_free(&introduction);
+    rights_close(&s);
+}
+
 /* Each of two stages has some of the layers of both groups. */
 static void a_shard_uses_the_budget_by_its_groups_and_layers(void **state) {
     (void)state;
@@ -450,6 +472,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
         cmocka_unit_test(a_join_introduces_the_rank_that_greeted),
+        cmocka_unit_test(a_peer_that_expects_much_waits_longer_after_each_join),
         cmocka_unit_test(a_shard_uses_the_budget_by_its_groups_and_layers),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
         cmocka_unit_test(a_join_that_comes_late_is_refused_without_a_word_to_the_engine),
