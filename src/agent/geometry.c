@@ -5,6 +5,7 @@
 
 /* Limits of one round: shards that are read, ranks that are looked at. A few milliseconds each. */
 #define READ_AT_ONCE 512u
+#define PIECES_AT_ONCE (1u << 14) /* of cells that are compared to read them; one shard may have more */
 #define LOOKED_AT_ONCE (1u << 18)
 
 static void unmake(kvf_geometry *geometry) {
@@ -55,15 +56,18 @@ void kvf_geometry_leave(kvf_remote *remote) {
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-static kvf_status read_shard(const void *remote, kvf_bytes bytes, kvf_shard **out) {
-    return kvf_terms_shard(remote, bytes, out);
+static kvf_status read_shard(const void *remote, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out) {
+    return kvf_terms_shard(remote, bytes, pieces, out);
 }
 
 static kvf_status read_some(kvf_remote *remote) {
     kvf_geometry *geometry = remote->geometry;
+    kvf_siblings *siblings = &remote->siblings;
+    const uint64_t most = siblings->pieces + PIECES_AT_ONCE;
     kvf_status status = KVF_OK;
-    for (uint32_t i = 0; i < READ_AT_ONCE && remote->siblings.read < remote->rank_count && !status; i++)
-        status = kvf_siblings_read(&remote->siblings, read_shard, remote);
+    for (uint32_t i = 0; i < READ_AT_ONCE && siblings->read < remote->rank_count && siblings->pieces < most && !status;
+         i++)
+        status = kvf_siblings_read(siblings, read_shard, remote);
     if (status || remote->siblings.read < remote->rank_count)
         return status;
     geometry->readers = kvf_alloc0(remote->rank_count, sizeof *geometry->readers);

@@ -74,7 +74,9 @@ kvf_status kvf_siblings_add(kvf_siblings *siblings, kvf_bytes introduction, cons
 kvf_status kvf_siblings_read(kvf_siblings *siblings, kvf_shard_reader read, const void *context) {
     const uint32_t rank = siblings->read;
     KVF_ASSERT(siblings->taken == siblings->count && rank < siblings->count);
-    kvf_status status = read(context, siblings->told[rank], &siblings->shards[rank]);
+    uint64_t pieces = 0;
+    kvf_status status = read(context, siblings->told[rank], &pieces, &siblings->shards[rank]);
+    siblings->pieces += pieces;
     const uint32_t said = status ? rank : kvf_shard_get(siblings->shards[rank])->rank;
     if (said != rank)
         status = kvf_fail(KVF_E_MISMATCH, "the shard of rank %u says it is of rank %u", rank, said);

@@ -15,8 +15,9 @@ typedef struct kvf_remote_rank {
     struct kvf_session *session; /* ours with it; NULL: none */
 } kvf_remote_rank;
 
-/** Reads a shard of the engine, as a shard of the model in kvf_siblings_end(). */
-typedef kvf_status (*kvf_shard_reader)(const void *context, kvf_bytes bytes, kvf_shard **out);
+/** Reads a shard of the engine, as a shard of the model in kvf_siblings_end(). `pieces` receives how many pieces of cells
+ * were compared. */
+typedef kvf_status (*kvf_shard_reader)(const void *context, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out);
 
 /** Introductions that are taken one by one, and then their shards, likewise; zeroed, or from kvf_siblings_begin(). */
 typedef struct kvf_siblings {
@@ -25,6 +26,7 @@ typedef struct kvf_siblings {
     uint8_t sum[KVF_WIRE_DIGEST_BYTES]; /* of the facts, and of all of `told` that were taken */
     kvf_shard **shards;                 /* by rank */
     uint32_t count, taken, read;
+    uint64_t pieces; /* of cells that were compared to read the shards */
 } kvf_siblings;
 
 /** @param digest  of the engine's facts */

@@ -66,11 +66,11 @@ const kvf_model *kvf_terms_model(const kvf_remote *remote) {
     return remote->match ? remote->match->retyped : kvf_engine_model(remote->agent->engine);
 }
 
-kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out) {
+kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out) {
     if (!remote->match)
-        return kvf_wire_decode_shard(kvf_engine_model(remote->agent->engine), NULL, bytes, NULL, out);
+        return kvf_wire_decode_shard(kvf_engine_model(remote->agent->engine), NULL, bytes, pieces, out);
     kvf_shard *theirs = NULL;
-    kvf_status status = kvf_wire_decode_shard(remote->match->theirs, NULL, bytes, NULL, &theirs);
+    kvf_status status = kvf_wire_decode_shard(remote->match->theirs, NULL, bytes, pieces, &theirs);
     if (!status)
         status = kvf_shard_adapt(theirs, remote->match, out);
     kvf_shard_free(theirs);

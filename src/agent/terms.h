@@ -12,8 +12,9 @@ kvf_status kvf_terms_meet(kvf_remote *remote, const uint8_t *digest, const char 
 /** Our model, with the engine's types for parts that are converted. */
 const kvf_model *kvf_terms_model(const kvf_remote *remote);
 
-/** Reads a shard of the engine, given in its terms, as a shard of kvf_terms_model(). */
-kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, kvf_shard **out);
+/** Reads a shard of the engine, given in its terms, as a shard of kvf_terms_model(). `pieces` receives how many pieces of
+ * cells were compared. */
+kvf_status kvf_terms_shard(const kvf_remote *remote, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out);
 
 /** Builds the plan that fills a shard of our engine from the remote one, whose shards are of kvf_terms_model(), for all
  * groups that can be filled. kvf_terms_cover() finds only which ranks are read. */

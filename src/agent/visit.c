@@ -104,8 +104,8 @@ static void on_refused(visit *v, const kvf_message *message) {
         (void)snprintf(v->detail, sizeof v->detail, "the engine %s", refused->detail);
 }
 
-static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out) {
-    return kvf_wire_decode_shard(model, NULL, bytes, NULL, out);
+static kvf_status read_shard(const void *model, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out) {
+    return kvf_wire_decode_shard(model, NULL, bytes, pieces, out);
 }
 
 static kvf_status take_engine(visit *v, const kvf_message *message, const kvf_welcome *welcome) {

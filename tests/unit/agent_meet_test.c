@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "agent/agent.h"
+#include "agent/remote.h"
 #include "agent_letters.h"
 #include "agent_net.h"
 #include "agent_world.h"
@@ -100,6 +101,51 @@ static void another_engine_at_the_address_is_an_error(void **state) {
     pull_goes_well(&w, "b", &w.p.contact);
     (void)world_failed(&w, w.d.agents[0], other, KVF_E_TIMEOUT); /* it goes on with its own meeting */
     world_quiet(&w);
+    world_close(&w);
+}
+
+/* Each cell lies between those of other layers, in large blocks: a shard has some 65000 pieces to sort. */
+static void shards_that_take_long_to_check_are_read_one_by_one(void **state) {
+    (void)state;
+    enum { RANKS = 16, TOKENS = 1 << 14 };
+    world w;
+    world_open_model(&w, attention(2, RANKS, 2), ONE("P"), ONE("D"), NULL);
+    kvf_agent *d = w.d.agents[0];
+    kvf_engine *heavy = engine_of(
+        w.model, ENGINE(.name = "Q", .tp_size = RANKS,
+                        .all = {.tokens_per_block = TOKENS, .block_count = 1, .order = "BNLPH"}));
+    world_open_directory(&w.e);
+    kvf_agent *q = w.e.agents[0];
+    for (uint32_t r = 0; r < RANKS; r++) {
+        kvf_wire_buffer shard, bytes;
+        assert_ok(kvf_wire_encode_shard(kvf_engine_shard(heavy, r), NULL, &shard));
+        kvf_introduction rank = {.engine = "Q",
+                                 .incarnation = r,
+                                 .rank = r,
+                                 .rank_count = RANKS,
+                                 .endpoint = "tcp://127.0.0.1:1",
+                                 .public_key = "",
+                                 .shard = {shard.data, shard.size},
+                                 .facts = d->facts};
+        memcpy(rank.digest, d->digest, sizeof rank.digest);
+        assert_ok(kvf_wire_encode_introduction(&rank, &bytes));
+        assert_ok(kvf_agent_introduce(q, bytes.data, bytes.size));
+        kvf_wire_buffer_free(&bytes);
+        kvf_wire_buffer_free(&shard);
+    }
+    const kvf_contact contact = {.engine = "Q", .endpoint = kvf_agent_endpoint(q)};
+    const uint64_t pull = start_pull(&w, &contact, 10 * SECOND);
+    const kvf_remote *remote = d->all_remotes;
+    uint32_t read = 0, most = 0;
+    while (!remote->geometry || !remote->geometry->engine) {
+        world_work(&w);
+        const uint32_t now = remote->geometry && remote->geometry->engine ? RANKS : remote->siblings.read;
+        most = now - read > most ? now - read : most;
+        read = now;
+    }
+    assert_int_equal(most, 1);
+    assert_int_equal(kvf_agent_cancel(d, pull), KVF_OK);
+    kvf_engine_free(heavy);
     world_close(&w);
 }
 
@@ -532,6 +578,7 @@ int main(void) {
         {"... also by a directory", an_engine_that_caches_other_cells_is_refused_with_every_difference, NULL,
          NULL, "directory"},
         cmocka_unit_test(engines_of_other_shape_do_not_differ),
+        cmocka_unit_test(shards_that_take_long_to_check_are_read_one_by_one),
         cmocka_unit_test(another_engine_at_the_address_is_an_error),
         cmocka_unit_test(another_rank_at_the_address_is_an_error),
         cmocka_unit_test(an_engine_does_not_meet_itself),

@@ -35,8 +35,8 @@ static void tear_down(scene *s) {
     kvf_model_free(s->model);
 }
 
-static kvf_status read_shard(const void *model, kvf_bytes bytes, kvf_shard **out) {
-    return kvf_wire_decode_shard(model, NULL, bytes, NULL, out);
+static kvf_status read_shard(const void *model, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out) {
+    return kvf_wire_decode_shard(model, NULL, bytes, pieces, out);
 }
 
 /* Takes the introductions; `look` (may be NULL) checks the result. */
