@@ -1,6 +1,7 @@
 #include "agent/stage.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "agent/claim.h"
 #include "agent/peers.h"
@@ -21,15 +22,33 @@ static void name_of(const kvf_session *session, char out[KVF_ENDPOINT_NAME_BYTES
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+/* A session's key, see greet.c. */
+typedef struct client_key {
+    uint64_t incarnation;
+    uint32_t rank;
+    char engine[KVF_ENDPOINT_NAME_BYTES];
+} client_key;
+
+/* The session of an endpoint's name, "engine#rank@incarnation"; NULL: none, or the name was cut. Peers can make many
+ * sessions, and bad messages, so it is looked up. */
 static const kvf_session *session_named(const kvf_agent *agent, const char *name) {
-    const kvf_session *session;
-    DL_FOREACH(agent->all_sessions, session) {
-        char own[KVF_ENDPOINT_NAME_BYTES];
-        name_of(session, own);
-        if (session->state != KVF_SESSION_LOST && strcmp(own, name) == 0)
-            return session;
-    }
-    return NULL;
+    client_key key = {0};
+    const char *at = strrchr(name, '@'), *mark = at ? memrchr(name, '#', (size_t)(at - name)) : NULL;
+    const size_t length = mark ? (size_t)(mark - name) : 0;
+    char own[KVF_ENDPOINT_NAME_BYTES];
+    kvf_session *session = NULL;
+    if (!mark || length >= sizeof key.engine)
+        return NULL;
+    key.incarnation = strtoull(at + 1, NULL, 16);
+    key.rank = (uint32_t)strtoul(mark + 1, NULL, 10);
+    memcpy(key.engine, name, length);
+    HASH_FIND(hh_client, agent->clients, &key, offsetof(client_key, engine) + length, session);
+    if (!session)
+        HASH_FIND(hh_client, agent->servers, &key.incarnation, sizeof key.incarnation, session);
+    if (!session)
+        return NULL;
+    name_of(session, own);
+    return strcmp(own, name) == 0 ? session : NULL;
 }
 
 static bool permit(void *context, const char *peer, const kvf_flow_request *request) {
@@ -216,7 +235,7 @@ void kvf_session_disconnect(kvf_session *session) {
     if (!peer)
         return;
     KVF_ASSERT(kvf_work_is_ours(agent));
-    char name[KVF_ENDPOINT_NAME_BYTES], other_name[KVF_ENDPOINT_NAME_BYTES];
+    char name[KVF_ENDPOINT_NAME_BYTES];
     name_of(session, name);
     bool was_mate = agent->stage && kvf_stage_peer_named(agent->stage, name) == peer;
     if (was_mate) {
@@ -228,9 +247,11 @@ void kvf_session_disconnect(kvf_session *session) {
     if (was_mate && session->gone && is_outside(session))
         kvf_stage_quiet(agent->stage, name);
     kvf_session *other;
+    if (!was_mate)
+        return;
     DL_FOREACH(agent->all_sessions, other) {
-        name_of(other, other_name);
-        if (was_mate && other->peer && strcmp(name, other_name) == 0)
+        if (other->peer && other->incarnation == session->incarnation && other->rank == session->rank &&
+            strcmp(other->engine, session->engine) == 0)
             join_stage(other);
     }
 }
