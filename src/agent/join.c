@@ -9,6 +9,7 @@
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent/push_shape.h"
+#include "agent/siblings.h"
 #include "model/model.h"
 #include "shard/shard.h"
 
@@ -31,18 +32,6 @@ static kvf_status check_join(const kvf_session *session, const kvf_call_body *ca
     return KVF_OK;
 }
 
-static uint64_t shard_bytes(const kvf_shard *shard) {
-    const kvf_shard_desc *desc = kvf_shard_get(shard);
-    uint64_t bytes = 1024 + desc->region_count * sizeof *desc->region_bytes;
-    for (uint32_t g = 0; g < kvf_model_group_count(shard->model); g++) {
-        kvf_range layers = shard->group_layers[g];
-        uint32_t parts = kvf_model_group(shard->model, g)->part_count;
-        bytes += sizeof desc->groups[g] + parts * sizeof *desc->groups[g].parts +
-                 (uint64_t)parts * (layers.end - layers.begin) * sizeof *desc->groups[g].placements;
-    }
-    return bytes;
-}
-
 static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_agent *agent = session->agent;
     if (call->card.size == 0)
@@ -61,7 +50,7 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_free(storage);
     if (status)
         return status;
-    uint64_t bytes = call->card.size + shard_bytes(shape->shard);
+    uint64_t bytes = call->card.size + kvf_shard_kept(shape->shard);
     status = kvf_budget_take(session, bytes);
     if (!status) {
         status = kvf_session_take_card(session, call->card.data, call->card.size);

@@ -1,6 +1,8 @@
 #include "agent/siblings.h"
 
 #include "base/base.h"
+#include "model/model.h"
+#include "shard/shard.h"
 
 void kvf_siblings_free(kvf_remote_rank *ranks, uint32_t count) {
     for (uint32_t i = 0; ranks && i < count; i++) {
@@ -71,6 +73,28 @@ kvf_status kvf_siblings_add(kvf_siblings *siblings, kvf_bytes introduction, cons
     return status;
 }
 
+uint64_t kvf_shard_kept(const kvf_shard *shard) {
+    const kvf_shard_desc *desc = kvf_shard_get(shard);
+    uint64_t bytes = 1024 + desc->region_count * sizeof *desc->region_bytes;
+    for (uint32_t g = 0; g < kvf_model_group_count(shard->model); g++) {
+        kvf_range layers = shard->group_layers[g];
+        uint32_t parts = kvf_model_group(shard->model, g)->part_count;
+        bytes += sizeof desc->groups[g] + parts * sizeof *desc->groups[g].parts +
+                 (uint64_t)parts * (layers.end - layers.begin) * sizeof *desc->groups[g].placements;
+    }
+    return bytes;
+}
+
+/* Counts the memory of a shard that was read. */
+static kvf_status count_shard(kvf_siblings *siblings, const kvf_shard *shard) {
+    const uint64_t most = KVF_SIBLINGS_SPARE_BYTES + siblings->count * KVF_SIBLINGS_SHARD_BYTES;
+    siblings->bytes += kvf_shard_kept(shard);
+    return siblings->bytes <= most
+               ? KVF_OK
+               : kvf_fail(KVF_E_RANGE, "the shards of the first %u ranks take %llu bytes; allowed: up to %llu in all",
+                          siblings->read + 1, (unsigned long long)siblings->bytes, (unsigned long long)most);
+}
+
 kvf_status kvf_siblings_read(kvf_siblings *siblings, kvf_shard_reader read, const void *context) {
     const uint32_t rank = siblings->read;
     KVF_ASSERT(siblings->taken == siblings->count && rank < siblings->count);
@@ -80,6 +104,8 @@ kvf_status kvf_siblings_read(kvf_siblings *siblings, kvf_shard_reader read, cons
     const uint32_t said = status ? rank : kvf_shard_get(siblings->shards[rank])->rank;
     if (said != rank)
         status = kvf_fail(KVF_E_MISMATCH, "the shard of rank %u says it is of rank %u", rank, said);
+    if (!status)
+        status = count_shard(siblings, siblings->shards[rank]);
     siblings->read += !status;
     return status;
 }

@@ -15,6 +15,13 @@ typedef struct kvf_remote_rank {
     struct kvf_session *session; /* ours with it; NULL: none */
 } kvf_remote_rank;
 
+/* What all shards of an engine may take, beside 32 KiB for each: a shard of a few hundred bytes may name 2^18 regions. */
+#define KVF_SIBLINGS_SPARE_BYTES (64ull << 20)
+#define KVF_SIBLINGS_SHARD_BYTES (32ull << 10)
+
+/** The memory that a shard takes. */
+uint64_t kvf_shard_kept(const kvf_shard *shard);
+
 /** Reads a shard of the engine, as a shard of the model in kvf_siblings_end(). `pieces` receives how many pieces of cells
  * were compared. */
 typedef kvf_status (*kvf_shard_reader)(const void *context, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out);
@@ -27,6 +34,7 @@ typedef struct kvf_siblings {
     kvf_shard **shards;                 /* by rank */
     uint32_t count, taken, read;
     uint64_t pieces; /* of cells that were compared to read the shards */
+    uint64_t bytes;  /* of the shards that were read */
 } kvf_siblings;
 
 /** @param digest  of the engine's facts */
@@ -45,7 +53,8 @@ kvf_status kvf_siblings_add(kvf_siblings *siblings, kvf_bytes introduction, cons
  * Reads the next shard, after all introductions were taken.
  *
  * @param read  gets `context`
- * @return KVF_OK; KVF_E_MISMATCH (the shard is of another rank than its introduction); what `read` returns
+ * @return KVF_OK; KVF_E_MISMATCH (the shard is of another rank than its introduction); KVF_E_RANGE (the shards take more
+ *         than they may); what `read` returns
  */
 kvf_status kvf_siblings_read(kvf_siblings *siblings, kvf_shard_reader read, const void *context);
 

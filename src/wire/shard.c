@@ -13,6 +13,7 @@
 #include "wire/forms.h"
 
 #define MAX_REGIONS (1u << 18)
+#define MAX_PLACEMENTS (1u << 18) /* of all parts in all layers: 12 MiB, which a run of ten numbers may stand for */
 #define RUN_NUMBERS 10
 
 static const kvf_wire_field shard_fields[] = {
@@ -171,6 +172,14 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, 
         return kvf_fail(KVF_E_RANGE, "shard: region_count is %u; allowed: up to %u", desc->region_count,
                         MAX_REGIONS);
     uint32_t groups = kvf_model_group_count(shard->model);
+    uint64_t placed = 0;
+    for (uint32_t g = 0; g < groups; g++) {
+        const kvf_range held = shard->group_layers[g];
+        placed += (uint64_t)kvf_model_group(shard->model, g)->part_count * (held.end - held.begin);
+    }
+    if (placed > MAX_PLACEMENTS)
+        return kvf_fail(KVF_E_RANGE, "shard: it has %llu placements; allowed: up to %u", (unsigned long long)placed,
+                        MAX_PLACEMENTS);
     kvf_packing packing;
     kvf_packing_start(&packing);
     msgpack_pack_map(&packing.packer, (size_t)kvf_wire_fields_count(&shard_form, 0, desc) + 2);
@@ -343,9 +352,11 @@ static kvf_status read_dtype(const msgpack_object *map, uint32_t convert, kvf_dt
     return KVF_OK;
 }
 
-/* `types` has those of the group's parts, and is changed for parts whose type differs at the sender. */
+/* `types` has those of the group's parts, and is changed for parts whose type differs at the sender. `placed` counts the
+ * placements of all groups. */
 static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *group, uint32_t convert,
-                             kvf_dtype *types, kvf_group_shard_desc *out, kvf_range *held, void **storage) {
+                             kvf_dtype *types, kvf_group_shard_desc *out, kvf_range *held, uint64_t *placed,
+                             void **storage) {
     kvf_status status = kvf_wire_fields_read(map, &group_form, 0, out, storage);
     if (!status)
         status = read_layers(map, group, held);
@@ -358,6 +369,10 @@ static kvf_status read_group(const msgpack_object *map, const kvf_group_desc *gr
     if (status)
         return status;
     uint32_t held_count = held->end - held->begin;
+    *placed += (uint64_t)count * held_count;
+    status = kvf_wire_field_check_size("placements", "elements", *placed, 0, MAX_PLACEMENTS, KVF_E_PARSE);
+    if (status)
+        return status;
     kvf_part_share *shares = kvf_wire_keep(storage, count, sizeof *shares);
     kvf_placement *placements = kvf_wire_keep(storage, (size_t)count * held_count, sizeof *placements);
     if (!shares || !placements)
@@ -401,12 +416,13 @@ static kvf_status read_groups(const msgpack_object *map, const kvf_model *model,
     memset(made, 0, groups * sizeof *made);
     out->desc.groups = made;
     kvf_dtype *types = out->types;
+    uint64_t placed = 0;
     for (uint32_t g = 0; g < groups && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         for (uint32_t p = 0; p < group->part_count; p++)
             types[p] = group->parts[p].dtype;
         status = read_group(&elements[g], group, convert ? convert[g] : 0, types, &made[g], &out->layers[g],
-                            storage);
+                            &placed, storage);
         for (uint32_t p = 0; p < group->part_count; p++)
             out->retyped = out->retyped || types[p] != group->parts[p].dtype;
         types += group->part_count;

@@ -1,5 +1,6 @@
 /* How engines meet: which peers answer, which do not, and which are refused and why. */
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "agent/agent.h"
 #include "agent/remote.h"
@@ -104,36 +105,44 @@ static void another_engine_at_the_address_is_an_error(void **state) {
     world_close(&w);
 }
 
-/* Each cell lies between those of other layers, in large blocks: a shard has some 65000 pieces to sort. */
-static void shards_that_take_long_to_check_are_read_one_by_one(void **state) {
-    (void)state;
-    enum { RANKS = 16, TOKENS = 1 << 14 };
-    world w;
-    world_open_model(&w, attention(2, RANKS, 2), ONE("P"), ONE("D"), NULL);
-    kvf_agent *d = w.d.agents[0];
-    kvf_engine *heavy = engine_of(
-        w.model, ENGINE(.name = "Q", .tp_size = RANKS,
-                        .all = {.tokens_per_block = TOKENS, .block_count = 1, .order = "BNLPH"}));
-    world_open_directory(&w.e);
-    kvf_agent *q = w.e.agents[0];
-    for (uint32_t r = 0; r < RANKS; r++) {
+/* Has a directory tell of an engine Q, whose ranks nobody will find. */
+static kvf_contact tell_of(world *w, kvf_shard *const *shards, uint32_t ranks) {
+    const kvf_agent *d = w->d.agents[0];
+    world_open_directory(&w->e);
+    for (uint32_t r = 0; r < ranks; r++) {
         kvf_wire_buffer shard, bytes;
-        assert_ok(kvf_wire_encode_shard(kvf_engine_shard(heavy, r), NULL, &shard));
+        assert_ok(kvf_wire_encode_shard(shards[r], NULL, &shard));
         kvf_introduction rank = {.engine = "Q",
                                  .incarnation = r,
                                  .rank = r,
-                                 .rank_count = RANKS,
+                                 .rank_count = ranks,
                                  .endpoint = "tcp://127.0.0.1:1",
                                  .public_key = "",
                                  .shard = {shard.data, shard.size},
                                  .facts = d->facts};
         memcpy(rank.digest, d->digest, sizeof rank.digest);
         assert_ok(kvf_wire_encode_introduction(&rank, &bytes));
-        assert_ok(kvf_agent_introduce(q, bytes.data, bytes.size));
+        assert_ok(kvf_agent_introduce(w->e.agents[0], bytes.data, bytes.size));
         kvf_wire_buffer_free(&bytes);
         kvf_wire_buffer_free(&shard);
     }
-    const kvf_contact contact = {.engine = "Q", .endpoint = kvf_agent_endpoint(q)};
+    return (kvf_contact){.engine = "Q", .endpoint = kvf_agent_endpoint(w->e.agents[0])};
+}
+
+/* Each cell lies between those of other layers, in large blocks: a shard has some 65000 pieces to sort. */
+static void shards_that_take_long_to_check_are_read_one_by_one(void **state) {
+    (void)state;
+    enum { RANKS = 16, TOKENS = 1 << 14 };
+    world w;
+    kvf_shard *shards[RANKS];
+    world_open_model(&w, attention(2, RANKS, 2), ONE("P"), ONE("D"), NULL);
+    kvf_agent *d = w.d.agents[0];
+    kvf_engine *heavy = engine_of(
+        w.model, ENGINE(.name = "Q", .tp_size = RANKS,
+                        .all = {.tokens_per_block = TOKENS, .block_count = 1, .order = "BNLPH"}));
+    for (uint32_t r = 0; r < RANKS; r++)
+        shards[r] = (kvf_shard *)kvf_engine_shard(heavy, r);
+    const kvf_contact contact = tell_of(&w, shards, RANKS);
     const uint64_t pull = start_pull(&w, &contact, 10 * SECOND);
     const kvf_remote *remote = d->all_remotes;
     uint32_t read = 0, most = 0;
@@ -146,6 +155,34 @@ static void shards_that_take_long_to_check_are_read_one_by_one(void **state) {
     assert_int_equal(most, 1);
     assert_int_equal(kvf_agent_cancel(d, pull), KVF_OK);
     kvf_engine_free(heavy);
+    world_close(&w);
+}
+
+/* An introduction says in a few bytes that there are 2^18 regions of the same size. */
+static void an_engine_whose_shards_take_too_much_memory_is_refused(void **state) {
+    (void)state;
+    enum { RANKS = 40, REGIONS = 1 << 18 };
+    world w;
+    kvf_shard *shards[RANKS];
+    uint64_t *regions = calloc(REGIONS, sizeof *regions);
+    assert_non_null(regions);
+    world_open_model(&w, attention(2, RANKS, 2), ONE("P"), ONE("D"), NULL);
+    kvf_engine *small = engine_of(w.model, ENGINE(.name = "Q", .tp_size = RANKS, .all = {.block_count = 1}));
+    for (uint32_t r = 0; r < RANKS; r++) {
+        kvf_shard_desc desc = *kvf_shard_get(kvf_engine_shard(small, r));
+        memcpy(regions, desc.region_bytes, desc.region_count * sizeof *regions);
+        desc.region_count = REGIONS;
+        desc.region_bytes = regions;
+        assert_ok(kvf_shard_create(w.model, &desc, &shards[r]));
+    }
+    const kvf_contact contact = tell_of(&w, shards, RANKS);
+    const world_outcome *failed =
+        world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_RANGE);
+    assert_non_null(strstr(failed->detail, "the shards of the first"));
+    for (uint32_t r = 0; r < RANKS; r++)
+        kvf_shard_free(shards[r]);
+    kvf_engine_free(small);
+    free(regions);
     world_close(&w);
 }
 
@@ -579,6 +616,7 @@ int main(void) {
          NULL, "directory"},
         cmocka_unit_test(engines_of_other_shape_do_not_differ),
         cmocka_unit_test(shards_that_take_long_to_check_are_read_one_by_one),
+        cmocka_unit_test(an_engine_whose_shards_take_too_much_memory_is_refused),
         cmocka_unit_test(another_engine_at_the_address_is_an_error),
         cmocka_unit_test(another_rank_at_the_address_is_an_error),
         cmocka_unit_test(an_engine_does_not_meet_itself),

@@ -613,6 +613,49 @@ static void a_shard_with_more_regions_than_are_read_is_not_sent(void **state) {
     kvf_model_free(model);
 }
 
+/* A peer says how many layers and parts its model has, and a run of ten numbers stands for as many placements. */
+static void a_shard_with_a_huge_number_of_placements_is_neither_read_nor_sent(void **state) {
+    (void)state;
+    enum { PARTS = 64, LAYERS = 4097 };
+    static uint32_t all[LAYERS];
+    static char names[PARTS][8];
+    kvf_part_desc parts[PARTS];
+    memory_count memory;
+    for (uint32_t i = 0; i < LAYERS; i++)
+        all[i] = i;
+    for (uint32_t i = 0; i < PARTS; i++) {
+        (void)snprintf(names[i], sizeof names[i], "p%u", i);
+        parts[i] = PART(.name = names[i], .units = 2, .cell_elements = 4);
+    }
+    const kvf_group_desc group = {
+        .name = "full", .parts = parts, .part_count = PARTS, .layers = all, .layer_count = LAYERS};
+    kvf_model *model = model_of(LAYERS, &group, 1);
+    parcel p = good_parcel();
+    p.layers[1] = p.group_layers[1] = LAYERS;
+    p.run[0] = LAYERS;
+    p.run[8] = 0;
+    p.parts = PARTS;
+    msgpack_sbuffer buffer;
+    msgpack_sbuffer_init(&buffer);
+    msgpack_packer packer;
+    msgpack_packer_init(&packer, &buffer, msgpack_sbuffer_write);
+    pack_parcel(&packer, &p);
+    kvf_shard *shard = NULL;
+    count_memory(&memory);
+    assert_fails(kvf_wire_decode_shard(model, NULL, (kvf_bytes){buffer.data, buffer.size}, NULL, &shard), KVF_E_PARSE,
+                 "group full: placements has 262208 elements", "0 to 262144");
+    assert_in_range(memory.largest, 0, 1 << 16);
+    assert_ok(kvf_set_allocator(NULL));
+    kvf_engine *engine =
+        engine_of(model, ENGINE(.name = "P", .all = {.block_count = 1, .order = "LPBHN"}));
+    kvf_wire_buffer encoded;
+    assert_fails(kvf_wire_encode_shard(kvf_engine_shard(engine, 0), NULL, &encoded), KVF_E_RANGE,
+                 "shard: it has 262208 placements", "up to 262144");
+    kvf_engine_free(engine);
+    msgpack_sbuffer_destroy(&buffer);
+    kvf_model_free(model);
+}
+
 static void held_layers_are_of_the_group(void **state) {
     (void)state;
     parcel p = good_parcel();
@@ -720,6 +763,7 @@ int main(void) {
         cmocka_unit_test(cells_that_share_bytes_are_refused),
         cmocka_unit_test(a_huge_number_of_regions_is_refused),
         cmocka_unit_test(a_shard_with_more_regions_than_are_read_is_not_sent),
+        cmocka_unit_test(a_shard_with_a_huge_number_of_placements_is_neither_read_nor_sent),
         cmocka_unit_test(held_layers_are_of_the_group),
         cmocka_unit_test(a_type_is_said_by_its_name),
         cmocka_unit_test(ranks_are_below_the_most_that_there_are),
