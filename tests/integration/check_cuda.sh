@@ -61,6 +61,28 @@ checks python KVF_PYTHON=python-that-hangs KVF_CHECK_LIMIT=1
 says "a program that takes too long is ended, and its log has what it said" 1 '0 passed, 3 failed, parts skipped: 1' \
     'took more than 1 s' '^begun$' "^== tensors of the Python package \($work/logs/tensors-of-the-Python-package.log\)"
 
+# Ends check-cuda, whose child has started it, and does not end by itself.
+replace python-that-stays <<'END_OF_PROGRAM'
+case $* in
+    *torch*) exit 1 ;;
+    *"-m pytest"*)
+        echo $$ >"$(dirname "$0")/stays"
+        kill "$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$PPID/status")"
+        sleep 100
+        ;;
+esac
+END_OF_PROGRAM
+rm -f "$work/stays"
+checks python KVF_PYTHON=python-that-stays
+says "a command that is ended says how far it came" 143 \
+    "ended from outside while $work/logs/tensors-of-the-Python-package.log was written: 0 passed, 0 failed, parts skipped: 0"
+name="a command that is ended ends the program that runs"
+if [ -s "$work/stays" ] && ! kill -0 "$(cat "$work/stays")" 2>/dev/null; then
+    pass "$name"
+else
+    fail "$name" "it goes on, or was not started"
+fi
+
 # Writes how each pytest call loads kernels and what it runs; UCX crashes.
 replace python-that-writes <<'END_OF_PROGRAM'
 case $* in
