@@ -107,9 +107,11 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST ${name} PROPERTY SKIP_RETURN_CODE 77)
   endforeach()
   # What these do over a real driver with one device, which takes its time, and makes callers wait wherever one may.
-  foreach(name agent_arrival_device_test agent_device_events_test agent_device_processes_test cuda_copier_test
-               cuda_long_runs_test stage_arenas_test transport_cuda_hostile_test transport_cuda_nests_test
-               transport_cuda_recovery_test transport_cuda_segments_test transport_cuda_test)
+  foreach(name agent_arrival_device_test agent_device_checksums_test agent_device_events_test
+               agent_device_processes_test agent_device_test cuda_copier_test cuda_long_runs_test device_info_test
+               postprocess_device_test stage_arenas_test stage_device_test transport_cuda_blocks_test
+               transport_cuda_hostile_test transport_cuda_nests_test transport_cuda_recovery_test
+               transport_cuda_segments_test transport_cuda_test)
     if(TARGET ${name})
       kvf_add_test(${name}_as_real unit 300 ${name})
       set_property(TEST ${name}_as_real
