@@ -206,7 +206,7 @@ struct kvf_agent {
     uint32_t departed_count;
     uint64_t greeted_since; /* the engines that have greeted since then are `greeted` */
     uint32_t greeted;
-    uint64_t lost_since; /* the losses of peers that had greeted of which the engine was told since then are `lost` */
+    uint64_t lost_since; /* the peers of which the engine was told since then that they are lost are `lost` */
     uint32_t lost;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;

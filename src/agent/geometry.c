@@ -65,8 +65,8 @@ static kvf_status read_some(kvf_remote *remote) {
     kvf_siblings *siblings = &remote->siblings;
     const uint64_t most = siblings->pieces + PIECES_AT_ONCE;
     kvf_status status = KVF_OK;
-    for (uint32_t i = 0; i < READ_AT_ONCE && siblings->read < remote->rank_count && siblings->pieces < most && !status;
-         i++)
+    for (uint32_t i = 0;
+         i < READ_AT_ONCE && siblings->read < remote->rank_count && siblings->pieces < most && !status; i++)
         status = kvf_siblings_read(siblings, read_shard, remote);
     if (status || remote->siblings.read < remote->rank_count)
         return status;

@@ -145,7 +145,8 @@ static kvf_log_level level_of_client(const kvf_session *session) {
         if (other != session && other->incoming && strcmp(other->engine, session->engine) == 0)
             return KVF_LOG_DEBUG;
     }
-    return is_news(&agent->greeted_since, &agent->greeted, kvf_agent_now(agent)) ? KVF_LOG_INFO : KVF_LOG_DEBUG;
+    return is_news(&agent->greeted_since, &agent->greeted, kvf_agent_now(agent)) ? KVF_LOG_INFO
+                                                                                 : KVF_LOG_DEBUG;
 }
 
 void kvf_peer_met(kvf_session *session) {

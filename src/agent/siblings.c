@@ -91,7 +91,8 @@ static kvf_status count_shard(kvf_siblings *siblings, const kvf_shard *shard) {
     siblings->bytes += kvf_shard_kept(shard);
     return siblings->bytes <= most
                ? KVF_OK
-               : kvf_fail(KVF_E_RANGE, "the shards of the first %u ranks take %llu bytes; allowed: up to %llu in all",
+               : kvf_fail(KVF_E_RANGE,
+                          "the shards of the first %u ranks take %llu bytes; allowed: up to %llu in all",
                           siblings->read + 1, (unsigned long long)siblings->bytes, (unsigned long long)most);
 }
 

@@ -24,7 +24,8 @@ uint64_t kvf_shard_kept(const kvf_shard *shard);
 
 /** Reads a shard of the engine, as a shard of the model in kvf_siblings_end(). `pieces` receives how many pieces of cells
  * were compared. */
-typedef kvf_status (*kvf_shard_reader)(const void *context, kvf_bytes bytes, uint64_t *pieces, kvf_shard **out);
+typedef kvf_status (*kvf_shard_reader)(const void *context, kvf_bytes bytes, uint64_t *pieces,
+                                       kvf_shard **out);
 
 /** Introductions that are taken one by one, and then their shards, likewise; zeroed, or from kvf_siblings_begin(). */
 typedef struct kvf_siblings {

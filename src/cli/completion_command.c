@@ -110,7 +110,7 @@ static void print_bash(void) {
            "  [ \"$word\" = = ] && word=\n"
            "  case $kind in\n"
            "    file)\n"
-           "      # A name of a file may have blanks, and is quoted then; after that of a folder it goes on.\n"
+           "      # Names of files may have blanks, and go on after that of a folder.\n"
            "      compopt -o filenames 2>/dev/null\n"
            "      COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
            "      mapfile -t -O \"${#COMPREPLY[@]}\" COMPREPLY < <(compgen -f -- \"$word\") ;;\n"

@@ -156,8 +156,9 @@ typedef struct kvf_link_counts {
     uint64_t now;     /* open now */
     uint64_t closed;  /* closed by us: silent, no room, or cut off; of those that we made: cut off */
     uint64_t refused; /* those of `closed` that were not silent */
-    uint64_t dropped; /* messages dropped: received from senders that sent more than they had turns for, or for
-                       * receivers that take too little of what is sent to them */
+    /* Messages that were dropped: of senders that sent more than they had turns for, and to receivers that take too
+     * little of what they are sent. */
+    uint64_t dropped;
 } kvf_link_counts;
 
 kvf_link_counts kvf_link_count(const kvf_link *link);

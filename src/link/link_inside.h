@@ -119,8 +119,8 @@ typedef struct kvf_zmq_link {
     kvf_door calls; /* and those that we made */
     kvf_mail mail;
     kvf_post to_guests, to_called; /* what was sent over connections to the listener, and over ours */
-    uint64_t now;     /* of this round of progress */
-    bool open_to_all; /* everyone who knows our key may connect */
+    uint64_t now;                  /* of this round of progress */
+    bool open_to_all;              /* everyone who knows our key may connect */
     char endpoint[KVF_ENDPOINT_BYTES];
     bool encrypted;
     uint8_t (*allowed)[KVF_KEY_BYTES];

@@ -321,8 +321,7 @@ static kvf_link_counts counts_of(const kvf_link *base) {
     const kvf_zmq_link *link = (const kvf_zmq_link *)base;
     const kvf_guests *guests = &link->door.guests, *called = &link->calls.guests;
     return (kvf_link_counts){guests->count, guests->closed + called->closed,
-                             guests->refused + called->refused,
-                             link->mail.dropped + link->to_guests.dropped};
+                             guests->refused + called->refused, link->mail.dropped + link->to_guests.dropped};
 }
 
 static bool has_ended(const kvf_link *base, kvf_route route) {

@@ -13,7 +13,8 @@
 #include "wire/forms.h"
 
 #define MAX_REGIONS (1u << 18)
-#define MAX_PLACEMENTS (1u << 18) /* of all parts in all layers: 12 MiB, which a run of ten numbers may stand for */
+#define MAX_PLACEMENTS                                                                                       \
+    (1u << 18) /* of all parts in all layers: 12 MiB, which a run of ten numbers may stand for */
 #define RUN_NUMBERS 10
 
 static const kvf_wire_field shard_fields[] = {
@@ -178,8 +179,8 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, 
         placed += (uint64_t)kvf_model_group(shard->model, g)->part_count * (held.end - held.begin);
     }
     if (placed > MAX_PLACEMENTS)
-        return kvf_fail(KVF_E_RANGE, "shard: it has %llu placements; allowed: up to %u", (unsigned long long)placed,
-                        MAX_PLACEMENTS);
+        return kvf_fail(KVF_E_RANGE, "shard: it has %llu placements; allowed: up to %u",
+                        (unsigned long long)placed, MAX_PLACEMENTS);
     kvf_packing packing;
     kvf_packing_start(&packing);
     msgpack_pack_map(&packing.packer, (size_t)kvf_wire_fields_count(&shard_form, 0, desc) + 2);

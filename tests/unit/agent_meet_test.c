@@ -137,9 +137,9 @@ static void shards_that_take_long_to_check_are_read_one_by_one(void **state) {
     kvf_shard *shards[RANKS];
     world_open_model(&w, attention(2, RANKS, 2), ONE("P"), ONE("D"), NULL);
     kvf_agent *d = w.d.agents[0];
-    kvf_engine *heavy = engine_of(
-        w.model, ENGINE(.name = "Q", .tp_size = RANKS,
-                        .all = {.tokens_per_block = TOKENS, .block_count = 1, .order = "BNLPH"}));
+    kvf_engine *heavy =
+        engine_of(w.model, ENGINE(.name = "Q", .tp_size = RANKS,
+                                  .all = {.tokens_per_block = TOKENS, .block_count = 1, .order = "BNLPH"}));
     for (uint32_t r = 0; r < RANKS; r++)
         shards[r] = (kvf_shard *)kvf_engine_shard(heavy, r);
     const kvf_contact contact = tell_of(&w, shards, RANKS);
@@ -176,8 +176,7 @@ static void an_engine_whose_shards_take_too_much_memory_is_refused(void **state)
         assert_ok(kvf_shard_create(w.model, &desc, &shards[r]));
     }
     const kvf_contact contact = tell_of(&w, shards, RANKS);
-    const world_outcome *failed =
-        world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_RANGE);
+    const world_outcome *failed = world_failed(&w, w.d.agents[0], start_pull(&w, &contact, 0), KVF_E_RANGE);
     assert_non_null(strstr(failed->detail, "the shards of the first"));
     for (uint32_t r = 0; r < RANKS; r++)
         kvf_shard_free(shards[r]);

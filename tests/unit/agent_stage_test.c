@@ -585,7 +585,9 @@ static uint64_t time_of_nonsense(uint32_t clients) {
         given->on_event(given->context, "nobody#0@0000000000000001", KVF_E_PARSE, "not a message");
     (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t[1]);
     world_close(&w);
-    return ((uint64_t)(t[1].tv_sec - t[0].tv_sec) * SECOND + (uint64_t)t[1].tv_nsec - (uint64_t)t[0].tv_nsec) / TIMES;
+    return ((uint64_t)(t[1].tv_sec - t[0].tv_sec) * SECOND + (uint64_t)t[1].tv_nsec -
+            (uint64_t)t[0].tv_nsec) /
+           TIMES;
 }
 
 static void a_bad_message_takes_no_longer_to_hear_where_there_are_many_sessions(void **state) {

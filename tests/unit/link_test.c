@@ -209,7 +209,8 @@ static kvf_route open_silent(end *client, end *server, const kvf_clock *clock, c
     return server->messages[server->message_count - 1].route;
 }
 
-static void what_is_sent_to_peers_that_read_nothing_takes_bounded_memory_and_others_are_answered(void **state) {
+static void
+what_is_sent_to_peers_that_read_nothing_takes_bounded_memory_and_others_are_answered(void **state) {
     (void)state;
     enum { MANY = 400, READ = 64 /* by ZeroMQ, at the other end */, UNDER_WAY = 16 };
     uint64_t now_ns = kvf_now(&kvf_monotonic);
@@ -232,7 +233,8 @@ static void what_is_sent_to_peers_that_read_nothing_takes_bounded_memory_and_oth
         progress_all((end *[]){&server, &reads_nothing}, 2);
     }
     assert_true(reads_nothing.heard_count > 0);
-    assert_in_range(reads_nothing.message_count - reads_nothing.heard_count, KVF_POST_BYTES / KVF_WIRE_MAX_BYTES / 2 - 1,
+    assert_in_range(reads_nothing.message_count - reads_nothing.heard_count,
+                    KVF_POST_BYTES / KVF_WIRE_MAX_BYTES / 2 - 1,
                     KVF_POST_BYTES / KVF_WIRE_MAX_BYTES + READ + UNDER_WAY);
     kvf_link_close(other.link);
     kvf_link_close(reads_nothing.link);
@@ -933,7 +935,8 @@ int main(void) {
         cmocka_unit_test(what_was_sent_before_a_link_is_closed_arrives),
         cmocka_unit_test(a_route_that_does_not_exist_is_an_error),
         cmocka_unit_test(a_peer_that_reads_nothing_makes_messages_be_dropped_not_kept_for_ever),
-        cmocka_unit_test(what_is_sent_to_peers_that_read_nothing_takes_bounded_memory_and_others_are_answered),
+        cmocka_unit_test(
+            what_is_sent_to_peers_that_read_nothing_takes_bounded_memory_and_others_are_answered),
         cmocka_unit_test(a_peer_that_reads_nothing_is_hung_up_on_if_it_leaves_no_room),
         cmocka_unit_test(messages_of_several_frames_and_clients_with_names_are_ignored),
         cmocka_unit_test(a_port_that_speaks_something_else_is_told_and_tried_again),

@@ -642,12 +642,11 @@ static void a_shard_with_a_huge_number_of_placements_is_neither_read_nor_sent(vo
     pack_parcel(&packer, &p);
     kvf_shard *shard = NULL;
     count_memory(&memory);
-    assert_fails(kvf_wire_decode_shard(model, NULL, (kvf_bytes){buffer.data, buffer.size}, NULL, &shard), KVF_E_PARSE,
-                 "group full: placements has 262208 elements", "0 to 262144");
+    assert_fails(kvf_wire_decode_shard(model, NULL, (kvf_bytes){buffer.data, buffer.size}, NULL, &shard),
+                 KVF_E_PARSE, "group full: placements has 262208 elements", "0 to 262144");
     assert_in_range(memory.largest, 0, 1 << 16);
     assert_ok(kvf_set_allocator(NULL));
-    kvf_engine *engine =
-        engine_of(model, ENGINE(.name = "P", .all = {.block_count = 1, .order = "LPBHN"}));
+    kvf_engine *engine = engine_of(model, ENGINE(.name = "P", .all = {.block_count = 1, .order = "LPBHN"}));
     kvf_wire_buffer encoded;
     assert_fails(kvf_wire_encode_shard(kvf_engine_shard(engine, 0), NULL, &encoded), KVF_E_RANGE,
                  "shard: it has 262208 placements", "up to 262144");
