@@ -107,9 +107,13 @@ void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, 
         dial->what = link->encrypted ? "this end encrypts, but the other end does not"
                                      : "the other end encrypts, but this end does not";
     } else {
-        dial->why = KVF_E_PARSE;
-        dial->what = "the other end does not speak ZeroMQ's protocol as this end does";
+        kvf_dial_foreign(dial);
     }
+}
+
+void kvf_dial_foreign(kvf_dial *dial) {
+    dial->why = KVF_E_PARSE;
+    dial->what = "the other end does not speak ZeroMQ's protocol as this end does";
 }
 
 void kvf_dial_cut_off(kvf_dial *dial) {

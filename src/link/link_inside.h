@@ -194,6 +194,9 @@ int kvf_dial_send(kvf_zmq_link *link, const kvf_dial *dial, const void *data, si
 /** Notes why a handshake failed, from the event. */
 void kvf_dial_refused(const kvf_zmq_link *link, kvf_dial *dial, uint16_t event, uint32_t value);
 
+/** Notes that the other end speaks another protocol. ZeroMQ hangs up on it without telling why. */
+void kvf_dial_foreign(kvf_dial *dial);
+
 /** Notes that what the other end sent was too much. */
 void kvf_dial_cut_off(kvf_dial *dial);
 

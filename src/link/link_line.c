@@ -230,6 +230,8 @@ static void take_event(kvf_zmq_link *link, uint16_t event, uint32_t value, const
             look_at(link, dial->line);
         break;
     case ZMQ_EVENT_DISCONNECTED:
+        if (!dial->made && !dial->why) /* of every other failure of a handshake ZeroMQ has told before */
+            kvf_dial_foreign(dial);
         broke(link, dial);
         break;
     default: /* DISCONNECTED follows */

@@ -145,7 +145,7 @@ class Faults(Asking):
             "a port where something else listens",
             {"remote_port": own},
             False,
-            f"127.0.0.1:{own}: .* the handshake",
+            f"127.0.0.1:{own}: .*does not speak ZeroMQ's protocol",
         )
         self.changed(
             "another engine's name", {"remote_engine_id": "nobody"}, False, "answers at .*, not nobody"
