@@ -16,6 +16,9 @@
 #define MAX_PLACEMENTS                                                                                       \
     (1u << 18) /* of all parts in all layers: 12 MiB, which a run of ten numbers may stand for */
 #define RUN_NUMBERS 10
+/* To read so many of them takes as long as to compare a piece. */
+#define PLACEMENTS_OF_A_PIECE 16u
+#define REGIONS_OF_A_PIECE 128u
 
 static const kvf_wire_field shard_fields[] = {
     KVF_FIELD(U32, kvf_shard_desc, rank, .most = KVF_WIRE_MAX_RANKS - 1),
@@ -397,6 +400,7 @@ typedef struct read_shard {
     kvf_shard_desc desc;
     kvf_range *layers; /* by group */
     kvf_dtype *types;  /* of all parts, group by group */
+    uint64_t placed;   /* placements of all groups */
     bool retyped;      /* some types differ from the model's */
 } read_shard;
 
@@ -417,13 +421,12 @@ static kvf_status read_groups(const msgpack_object *map, const kvf_model *model,
     memset(made, 0, groups * sizeof *made);
     out->desc.groups = made;
     kvf_dtype *types = out->types;
-    uint64_t placed = 0;
     for (uint32_t g = 0; g < groups && !status; g++) {
         const kvf_group_desc *group = kvf_model_group(model, g);
         for (uint32_t p = 0; p < group->part_count; p++)
             types[p] = group->parts[p].dtype;
         status = read_group(&elements[g], group, convert ? convert[g] : 0, types, &made[g], &out->layers[g],
-                            &placed, storage);
+                            &out->placed, storage);
         for (uint32_t p = 0; p < group->part_count; p++)
             out->retyped = out->retyped || types[p] != group->parts[p].dtype;
         types += group->part_count;
@@ -441,7 +444,8 @@ static kvf_status make_shard(const kvf_model *model, const read_shard *read, uin
     if (!status)
         status = kvf_shard_make(retyped ? retyped : model, &read->desc, read->layers, &left, out);
     if (pieces)
-        *pieces = KVF_OVERLAP_FOREIGN - left;
+        *pieces = KVF_OVERLAP_FOREIGN - left + read->placed / PLACEMENTS_OF_A_PIECE +
+                  read->desc.region_count / REGIONS_OF_A_PIECE;
     kvf_model_free(retyped);
     return status;
 }

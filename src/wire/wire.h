@@ -136,7 +136,8 @@ kvf_status kvf_wire_encode_shard(const kvf_shard *shard, const kvf_model *told, 
  *
  * @param convert  for each group the set of types that parts may have instead of the model's, which must be in the set
  *                 too, see KVF_DTYPE_BIT(). The shard is then one of the model with its own types. NULL: none
- * @param pieces   receives how many pieces of cells were compared, even if the shard is refused; may be NULL
+ * @param pieces   receives how many pieces of cells were compared, and as many more as it took to read many placements
+ *                 and regions, even if the shard is refused; may be NULL
  * @return KVF_OK, KVF_E_PARSE, KVF_E_UNSUPPORTED (a type that is not in `convert`), or an error of kvf_shard_create()
  */
 kvf_status kvf_wire_decode_shard(const kvf_model *model, const uint32_t *convert, kvf_bytes bytes,

@@ -448,6 +448,14 @@ static void the_pieces_that_were_compared_are_counted(void **state) {
     p.run[9] = 31;
     assert_fails(try_counted(p, &pieces), KVF_E_OVERLAP, "shard: ");
     assert_int_equal(pieces, 2);
+    p = good_parcel();
+    p.regions = 262144; /* of which a few bytes tell: they are written, too */
+    assert_ok(try_counted(p, &pieces));
+    assert_int_equal(pieces, 262144 / 128);
+    p.regions = p.model_layers = p.layers[1] = p.group_layers[1] = 160;
+    p.run[0] = 160;
+    assert_ok(try_counted(p, &pieces));
+    assert_int_equal(pieces, 160 / 16 + 160 / 128);
     assert_fails(kvf_wire_decode_shard(model, NULL, (kvf_bytes){"\xc1", 1}, &pieces, &shard), KVF_E_PARSE,
                  "shard: ");
     assert_int_equal(pieces, 0);
