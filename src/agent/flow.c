@@ -229,7 +229,7 @@ static kvf_status start_part(kvf_flow *flow, const flow_part *part) {
     kvf_session *session = flow->session;
     uint32_t groups = flow->push->base.group_count;
     const kvf_push_plan *plan = NULL;
-    kvf_status status = kvf_push_plan_for(session->shape, part->layers, &plan);
+    kvf_status status = kvf_push_plan_for(session, part->layers, &plan);
     if (status || plan->source == UINT32_MAX)
         return status;
     kvf_group_request *wanted = kvf_alloc0(groups, sizeof *wanted);

@@ -63,6 +63,10 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     }
     kvf_budget_give(session, session->joined_bytes);
     session->joined_bytes = bytes;
+    if (shape != session->shape) {
+        kvf_budget_give(session, session->plan_bytes);
+        session->plan_bytes = 0;
+    }
     kvf_push_shape_leave(session->shape);
     session->shape = shape;
     session->joined_generation = call->generation;

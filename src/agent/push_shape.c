@@ -1,17 +1,25 @@
 #include "agent/push_shape.h"
 
+#include "agent/budget.h"
+#include "plan/plan.h"
 #include "shard/shard.h"
 
 /* Sorting a piece takes as long as copying so many bytes. */
 #define PIECE_WORK 1024u
+/* And making a byte of a plan. */
+#define PLAN_WORK 32u
+
+static void forget_newest(kvf_push_shape *shape) {
+    kvf_push_plan *plan = shape->plans;
+    shape->plans = plan->next;
+    shape->plan_bytes -= kvf_plan_memory_bytes(plan->plan);
+    kvf_plan_free(plan->plan);
+    kvf_free(plan);
+}
 
 static void free_shape(kvf_push_shape *shape) {
-    while (shape->plans) {
-        kvf_push_plan *plan = shape->plans;
-        shape->plans = plan->next;
-        kvf_plan_free(plan->plan);
-        kvf_free(plan);
-    }
+    while (shape->plans)
+        forget_newest(shape);
     kvf_shard_free(shape->shard);
     kvf_free(shape);
 }
@@ -61,7 +69,7 @@ void kvf_push_shape_leave(kvf_push_shape *shape) {
     free_shape(shape);
 }
 
-kvf_status kvf_push_plan_for(kvf_push_shape *shape, kvf_range layers, const kvf_push_plan **out) {
+static kvf_status plan_for(kvf_push_shape *shape, kvf_range layers, const kvf_push_plan **out) {
     kvf_agent *agent = shape->agent;
     for (kvf_push_plan *plan = shape->plans; plan; plan = plan->next) {
         if (plan->layers.begin == layers.begin && plan->layers.end == layers.end) {
@@ -88,6 +96,23 @@ kvf_status kvf_push_plan_for(kvf_push_shape *shape, kvf_range layers, const kvf_
             plan->source = s;
     plan->next = shape->plans;
     shape->plans = plan;
+    shape->plan_bytes += kvf_plan_memory_bytes(plan->plan);
+    agent->work += PLAN_WORK * kvf_plan_memory_bytes(plan->plan);
     *out = plan;
     return KVF_OK;
+}
+
+kvf_status kvf_push_plan_for(kvf_session *session, kvf_range layers, const kvf_push_plan **out) {
+    kvf_push_shape *shape = session->shape;
+    const uint64_t before = shape->plan_bytes;
+    kvf_status status = plan_for(shape, layers, out);
+    if (status)
+        return status;
+    const uint64_t more = shape->plan_bytes - session->plan_bytes;
+    status = more > 0 ? kvf_budget_take(session, more) : KVF_OK;
+    if (!status)
+        session->plan_bytes += more;
+    else if (shape->plan_bytes > before)
+        forget_newest(shape);
+    return status;
 }

@@ -5,7 +5,7 @@
 #ifndef KVF_AGENT_PUSH_SHAPE_H
 #define KVF_AGENT_PUSH_SHAPE_H
 
-#include "agent/agent.h"
+#include "agent/session.h"
 #include "wire/wire.h"
 
 /** For some layers: the plan, and our index among its sources. */
@@ -21,7 +21,8 @@ struct kvf_push_shape {
     uint8_t sum[KVF_WIRE_DIGEST_BYTES]; /* of the facts, the rank, and its description of its shard */
     uint32_t users;                     /* sessions */
     kvf_shard *shard;                   /* with the types that the rank keeps */
-    kvf_push_plan *plans;
+    kvf_push_plan *plans;               /* the newest first */
+    uint64_t plan_bytes;                /* of all of them */
     UT_hash_handle hh; /* agent->push_shapes, by sum */
 };
 
@@ -36,7 +37,8 @@ kvf_status kvf_push_shape_use(kvf_agent *agent, const kvf_introduction *intro, k
 /** One user less; NULL is accepted. */
 void kvf_push_shape_leave(kvf_push_shape *shape);
 
-/** The plan for some layers, which the shape owns; built at the first request. */
-kvf_status kvf_push_plan_for(kvf_push_shape *shape, kvf_range layers, const kvf_push_plan **out);
+/** The plan for some layers, which the shape owns; built at the first request. All plans of a shape count in the budget of
+ * each session that writes by one of them. */
+kvf_status kvf_push_plan_for(kvf_session *session, kvf_range layers, const kvf_push_plan **out);
 
 #endif

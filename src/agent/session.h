@@ -121,7 +121,8 @@ struct kvf_session {
     kvf_push_shape *shape;      /* incoming, joined: of its rank */
     uint64_t joined_generation; /* incoming, joined: of its regions */
     uint64_t joined_by;         /* incoming, joined: number of the last JOIN that was accepted */
-    uint64_t joined_bytes;      /* used of its budget for its regions */
+    uint64_t joined_bytes;      /* used of its budget for its regions, */
+    uint64_t plan_bytes;        /* and for the plans to write them */
     kvf_reader *readers;        /* incoming: leases it has */
     uint32_t reader_count;
     kvf_flow *flows; /* incoming: its expectations */

@@ -1,9 +1,11 @@
 /* Which peer may join, when it may join again, and what happens to writes meanwhile. */
 #include "agent/push.h"
+#include "agent/push_shape.h"
 #include "agent/stage.h"
 #include "agent_letters.h"
 #include "agent_rights.h"
 #include "faulty_fabric.h"
+#include "plan/plan.h"
 
 static void join_is_for_the_peer_of_the_session(void **state) {
     (void)state;
@@ -89,6 +91,41 @@ static void a_join_introduces_the_rank_that_greeted(void **state) {
     assert_null(rights_session(&s)->shape);
     kvf_wire_buffer_free(&introduction);
     assert_int_equal(joins_as(&s, "X", 0, 0), KVF_OK);
+    rights_close(&s);
+}
+
+/* Otherwise sessions with shards of their own, that expect one push, would have a plan each that nobody has allowed. */
+static void the_plans_to_write_a_peer_are_of_its_budget(void **state) {
+    (void)state;
+    rights s;
+    kvf_wire_buffer introduction = {0};
+    rights_open(&s);
+    kvf_call_body join = speaker_join(&s.rightful, s.w.d.agents[0], 1, &introduction);
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    kvf_session *session = rights_session(&s);
+    const uint64_t joined = session->kept_bytes;
+    for (uint32_t i = 0; i < 2; i++) { /* at first there is no room */
+        const char *id = i ? "b" : "a";
+        s.p->options.max_bytes_per_key = i ? UINT64_MAX : session->kept_bytes + 1200;
+        const uint64_t push = rights_push(&s, id, 1 + i);
+        world_ready(&s.w.p, &push);
+        world_until(&s.w, session->flows->over);
+        assert_int_equal(session->flows->status, i ? KVF_OK : KVF_E_LIMIT);
+        assert_int_equal(session->shape->plans != NULL, i);
+        assert_int_equal(session->plan_bytes, i ? kvf_plan_memory_bytes(session->shape->plans->plan) : 0);
+        assert_int_equal(session->plan_bytes, session->shape->plan_bytes);
+        kvf_call_body withdraw = {
+            .kind = KVF_CALL_WITHDRAW, .request = {id, 1}, .generation = (1 + i) | KVF_EXPECTATION};
+        assert_int_equal(rights_say(&s, &s.rightful, withdraw), KVF_OK);
+        world_until(&s.w, !session->flows);
+        assert_int_equal(session->kept_bytes - joined, session->plan_bytes);
+    }
+    join.generation++;
+    join.card.size--; /* another card, and the same shape */
+    assert_int_equal(rights_say(&s, &s.rightful, join), KVF_OK);
+    assert_non_null(session->shape->plans);
+    assert_int_equal(session->kept_bytes - joined, session->plan_bytes - 1);
+    kvf_wire_buffer_free(&introduction);
     rights_close(&s);
 }
 
@@ -472,6 +509,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(join_is_for_the_peer_of_the_session),
         cmocka_unit_test(a_join_introduces_the_rank_that_greeted),
+        cmocka_unit_test(the_plans_to_write_a_peer_are_of_its_budget),
         cmocka_unit_test(a_peer_that_expects_much_waits_longer_after_each_join),
         cmocka_unit_test(a_shard_uses_the_budget_by_its_groups_and_layers),
         cmocka_unit_test(a_second_join_waits_until_what_is_written_by_the_first_is_over),
