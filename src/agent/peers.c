@@ -9,6 +9,8 @@
  * details, as a peer may have any number of names, and greet as often as it likes. */
 #define MOST_NEWS 64u
 #define NEWS_NS (60 * KVF_SECOND)
+/* How many sessions are looked at to find another rank of an engine. */
+#define LOOKED_AT 1024u
 
 /* A peer that was lost. */
 struct kvf_departed {
@@ -137,12 +139,14 @@ bool kvf_peer_loss_is_news(const kvf_session *session) {
     return !session->incoming || is_news(&agent->lost_since, &agent->lost, kvf_agent_now(agent));
 }
 
-/* The first rank of an engine is news, and its others are details. */
+/* The first rank of an engine is news, and its others are details. They greet one after the other: only the latest sessions
+ * are looked at, as peers can make many. */
 static kvf_log_level level_of_client(const kvf_session *session) {
     kvf_agent *agent = session->agent;
-    const kvf_session *other;
-    DL_FOREACH(agent->all_sessions, other) {
-        if (other != session && other->incoming && strcmp(other->engine, session->engine) == 0)
+    const kvf_session *other = session;
+    for (uint32_t i = 0; i < LOOKED_AT && other != agent->all_sessions; i++) {
+        other = other->prev;
+        if (other->incoming && strcmp(other->engine, session->engine) == 0)
             return KVF_LOG_DEBUG;
     }
     return is_news(&agent->greeted_since, &agent->greeted, kvf_agent_now(agent)) ? KVF_LOG_INFO

@@ -515,6 +515,44 @@ static void hear(kvf_agent *agent, const kvf_message *message, const uint8_t *ke
     kvf_wire_buffer_free(&bytes);
 }
 
+/* Opens a session of an engine of its own. */
+static void greet_as(kvf_agent *agent, uint32_t number, const uint8_t *key) {
+    uint8_t secret[KVF_WIRE_SECRET_BYTES] = {1};
+    char name[32];
+    memcpy(secret + 1, &number, sizeof number);
+    (void)snprintf(name, sizeof name, "greedy-%u", number);
+    const kvf_message hello = speaker_hello(name, secret, agent->digest);
+    hear(agent, &hello, key);
+}
+
+/* The processor time of a greeting where there are so many sessions. */
+static uint64_t time_to_greet(uint32_t count) {
+    enum { TIMES = 200 };
+    static const uint8_t key[KVF_KEY_BYTES] = {1};
+    scene s;
+    open_scene(&s, OPTIONS());
+    for (uint32_t i = 0; i < count; i++)
+        greet_as(s.p, i, key);
+    const uint64_t begun = processor_time();
+    for (uint32_t i = 0; i < TIMES; i++)
+        greet_as(s.p, count + i, key);
+    const uint64_t spent = processor_time() - begun;
+    assert_int_equal(world_stats(s.p).peers_now, count + TIMES + 1);
+    close_scene(&s);
+    return spent / TIMES;
+}
+
+static void a_greeting_takes_no_longer_where_there_are_many_sessions(void **state) {
+    (void)state;
+    enum { FEW = 1200, MANY = 7500, TIMES = 3 };
+    uint64_t few = UINT64_MAX, many = UINT64_MAX;
+    for (uint32_t i = 0; i < TIMES; i++) {
+        few = kvf_min_u64(few, time_to_greet(FEW));
+        many = kvf_min_u64(many, time_to_greet(MANY));
+    }
+    assert_in_range(many, 0, 2 * few + 2000); /* all sessions were visited by each */
+}
+
 /* The processor time for each of so many leases of the holders of one key, which all run out at once. */
 static uint64_t time_to_expire(uint32_t count) {
     static const uint8_t key[KVF_KEY_BYTES] = {1};
@@ -526,12 +564,7 @@ static uint64_t time_to_expire(uint32_t count) {
     held.request.deadline_ns = 100 * SECOND;
     world_hold(&s.w.p, &held, &hold);
     for (uint32_t i = 0; i < count; i++) {
-        uint8_t secret[KVF_WIRE_SECRET_BYTES] = {1};
-        char name[32];
-        memcpy(secret + 1, &i, sizeof i);
-        (void)snprintf(name, sizeof name, "greedy-%u", i);
-        const kvf_message hello = speaker_hello(name, secret, s.p->digest);
-        hear(s.p, &hello, key);
+        greet_as(s.p, i, key);
         kvf_message message = {.kind = KVF_MESSAGE_CALL, .call = acquire("a", SECOND)};
         message.call.number = 1;
         memcpy(message.call.session, s.p->all_sessions->prev->id, sizeof message.call.session);
@@ -927,6 +960,7 @@ int main(void) {
         cmocka_unit_test(a_lease_that_is_over_is_not_granted_again_without_an_end),
         cmocka_unit_test(a_cancelled_hold_ends_within_a_lease_whatever_its_reader_says),
         cmocka_unit_test(a_release_is_taken_if_a_lease_ends_with_it),
+        cmocka_unit_test(a_greeting_takes_no_longer_where_there_are_many_sessions),
         cmocka_unit_test(the_end_of_a_lease_takes_no_longer_where_there_are_many_sessions),
         cmocka_unit_test(records_of_a_push_count_for_each_expectation_that_is_told_them),
         cmocka_unit_test(who_has_no_session_is_heard_for_64_KiB),
