@@ -23,7 +23,8 @@ static void leave(void *data, void *hint) {
     (void)data;
     atomic_fetch_sub(&message->post->bytes, bytes);
     free(message);
-    atomic_fetch_add(&box->left, 1);
+    if (atomic_load(&box->bytes) == bytes) /* what is added meanwhile was sent after all had left */
+        atomic_store(&box->was_empty, true);
     atomic_fetch_sub(&box->bytes, bytes);
 }
 
@@ -96,10 +97,9 @@ kvf_route kvf_post_stuck(kvf_post *post, uint64_t now) {
         return 0;
     post->look_ns = now + LOOK_NS;
     for (box = post->boxes; box; box = box->hh.next) {
-        const uint64_t left = atomic_load(&box->left), bytes = atomic_load(&box->bytes);
-        if (!box->stuck_ns || left != box->left_then || bytes == 0)
+        const uint64_t bytes = atomic_load(&box->bytes);
+        if (atomic_exchange(&box->was_empty, false) || !box->stuck_ns || bytes == 0)
             box->stuck_ns = now;
-        box->left_then = left;
         if (now - box->stuck_ns >= KVF_POST_STUCK_NS && bytes > most) {
             most = bytes;
             stuck = box->route;

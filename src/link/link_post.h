@@ -19,16 +19,16 @@
 #include <zmq.h>
 
 #define KVF_POST_BYTES (64u << 20) /* of all messages that have not left */
-/* A connection over which nothing leaves for so long may be closed if its messages take the room of others. */
+/* A connection over which not everything has left for so long may be closed if its messages take the room of others: one
+ * whose other end reads nothing, or just enough to seem alive. */
 #define KVF_POST_STUCK_NS UINT64_C(2000000000)
 
 /** The messages of one connection. */
 typedef struct kvf_post_box {
     kvf_route route;
     _Atomic uint64_t bytes; /* of those that have not left */
-    _Atomic uint64_t left;  /* how many have */
-    uint64_t left_then;     /* when this was last looked at, */
-    uint64_t stuck_ns;      /* and since when it has not changed */
+    _Atomic bool was_empty; /* all had left at a time since it was last looked at */
+    uint64_t stuck_ns;      /* since when they have not; 0: it was never looked at */
     UT_hash_handle hh;
 } kvf_post_box;
 
@@ -44,8 +44,7 @@ typedef struct kvf_post {
 /** Makes a message with a copy of the data, which counts until ZeroMQ frees it. 0; ENOMEM; ENOBUFS: there is no room. */
 int kvf_post_write(kvf_post *post, kvf_route route, const void *data, size_t bytes, zmq_msg_t *out);
 
-/** There was no room: the route that takes most of it, of those over which nothing leaves. 0: none; looked for now and
- * then. */
+/** There was no room: the route that takes most of it, of those that are stuck. 0: none; looked for now and then. */
 kvf_route kvf_post_stuck(kvf_post *post, uint64_t now);
 
 /** Once ZeroMQ has freed all messages: its context was closed. */

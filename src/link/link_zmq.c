@@ -146,7 +146,7 @@ static void disconnect_line(kvf_link *base, kvf_route route) {
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-/* Peers that do not take what is sent to them leave no room for others: the worst of them is hung up on. */
+/* Peers that do not take all that is sent to them leave no room for others: the worst of them is hung up on. */
 static void make_room(kvf_zmq_link *link) {
     const kvf_route stuck = kvf_post_stuck(&link->to_guests, kvf_now(link->clock));
     if (!stuck)
