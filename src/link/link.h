@@ -90,7 +90,8 @@ void kvf_link_close(kvf_link *link);
 const char *kvf_link_endpoint(const kvf_link *link);
 
 /**
- * Connects to an endpoint. Returns before there is a connection; messages sent meanwhile wait. After a connection
+ * Connects to an endpoint. Returns before there is a connection; messages sent meanwhile wait, but for those that are
+ * sent before a host name was looked up: these are dropped. After a connection
  * breaks, messages are dropped until the link tries again. Connecting twice to one endpoint with one key gives the
  * same route, which must then be disconnected twice.
  *

@@ -26,12 +26,20 @@ kvf_dial *kvf_dial_of_text(const kvf_zmq_link *link, const void *text, size_t by
 /* Finds an endpoint text that no other connection of ours has. The counter moves on each time, so that late events of
  * an earlier connection do not name this one. */
 static bool choose_text(kvf_zmq_link *link, kvf_dial *dial) {
-    const kvf_endpoint *endpoint = &dial->line->endpoint;
+    const kvf_line *line = dial->line;
+    const kvf_endpoint *endpoint = &line->endpoint;
+    const char *place = endpoint->text; /* before the port */
+    int place_bytes = (int)endpoint->port_at;
+    char numeric[sizeof line->address + sizeof "tcp://:"];
+    if (kvf_dial_has_name(endpoint)) {
+        place_bytes = snprintf(numeric, sizeof numeric, "tcp://%s:", line->address);
+        place = numeric;
+    }
     for (uint32_t i = 0; i < PADDINGS; i++) {
         /* At least one zero, because ZeroMQ writes addresses itself without one. */
         uint32_t zeros = endpoint->port_at ? 1 + link->padding++ % PADDINGS : 0;
-        (void)snprintf(dial->text, sizeof dial->text, "%.*s%.*s%s", (int)endpoint->port_at, endpoint->text,
-                       (int)zeros, "0000000000000000", endpoint->text + endpoint->port_at);
+        (void)snprintf(dial->text, sizeof dial->text, "%.*s%.*s%s", place_bytes, place, (int)zeros,
+                       "0000000000000000", endpoint->text + endpoint->port_at);
         if (!kvf_dial_of_text(link, dial->text, strlen(dial->text)))
             return true;
     }
@@ -121,10 +129,8 @@ void kvf_dial_cut_off(kvf_dial *dial) {
     dial->what = "it was closed here, because the other end sent a message without an end";
 }
 
-/* Whether an endpoint is tcp:// with a host name, and not with a numeric address. */
-static bool has_name(const kvf_endpoint *endpoint) {
-    static const char scheme[] = "tcp://";
-    const char *host = endpoint->text + sizeof scheme - 1;
+bool kvf_dial_has_name(const kvf_endpoint *endpoint) {
+    const char *host = endpoint->text + strlen("tcp://");
     bool dotted = host[strspn(host, "0123456789.")] == ':';
     return endpoint->port_at && !endpoint->ipv6 && !dotted;
 }
@@ -138,11 +144,9 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
     bool waited =
         endpoint->port_at && kvf_now(link->clock) - dial->tried_ns >=
                                  KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
-    /* For want of a descriptor here: "localhost" cannot be looked up then, either. */
-    const bool unable = !dial->closed && (!has_name(endpoint) || endpoint->loopback);
+    const bool unable = !dial->closed; /* for want of a descriptor here */
     if (!dial->closed)
-        *words = has_name(endpoint) ? "no connection: the host name could not be looked up"
-                                    : "no connection: no socket could be made for it";
+        *words = "no connection: no socket could be made for it";
     else if (waited)
         *words = "no connection: the host did not answer";
     else if (endpoint->loopback)

@@ -5,6 +5,7 @@
  *   link_endpoint.c  endpoints
  *   link_socket.c    sockets with our options, keys
  *   link_line.c      outgoing connections: dialling, and dialling again
+ *   link_name.c      looking up host names
  *   link_guard.c     the allow-list
  *   link_mail.c      received messages, and whose turn it is
  *   link_post.c      sent messages that have not left yet
@@ -16,6 +17,7 @@
 #include "link/link.h"
 #include "link/link_endpoint.h"
 #include "link/link_mail.h"
+#include "link/link_name.h"
 #include "link/link_post.h"
 
 #include "base/tables.h"
@@ -51,7 +53,7 @@
 typedef enum kvf_line_state {
     KVF_LINE_DIALLED, /* connected, or trying to be */
     KVF_LINE_BROKEN,  /* ended, but messages from before may still be unread */
-    KVF_LINE_RESTING  /* waits until `due_ns`, to be dialled again */
+    KVF_LINE_RESTING  /* waits until `due_ns`, to be dialled again; its host's name may be looked up meanwhile */
 } kvf_line_state;
 
 /**
@@ -91,6 +93,8 @@ typedef struct kvf_line {
     kvf_route route;
     char *name; /* "endpoint key", as the caller gave them */
     kvf_endpoint endpoint;
+    kvf_lookup *lookup;            /* of its host's name, while it rests; NULL: none is under way */
+    char address[INET_ADDRSTRLEN]; /* the name's, as it was last looked up */
     char key[KVF_KEY_CHARACTERS + 1]; /* of the other end; "" without encryption */
     uint8_t key_bytes[KVF_KEY_BYTES];
     uint32_t users;
@@ -199,6 +203,9 @@ void kvf_dial_foreign(kvf_dial *dial);
 
 /** Notes that what the other end sent was too much. */
 void kvf_dial_cut_off(kvf_dial *dial);
+
+/** Whether an endpoint is tcp:// with a host name, and not with a numeric address: it is dialled by its line's `address`. */
+bool kvf_dial_has_name(const kvf_endpoint *endpoint);
 
 /** Says why ZeroMQ gave up a try to connect: in `words`, and as KVF_E_TIMEOUT (the host did not answer) or KVF_E_IO. */
 kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words);

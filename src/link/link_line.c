@@ -22,6 +22,8 @@
 #define UNACKNOWLEDGED_MS 900000
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS KVF_SECOND
+/* How often it is looked whether a name was looked up. */
+#define NAME_NS (5 * KVF_MILLISECOND)
 
 #define MONITOR_ADDRESS "inproc://caller"
 #define MONITORED                                                                                            \
@@ -120,11 +122,60 @@ static void rest(kvf_zmq_link *link, kvf_line *line) {
     link->next_due_ns = kvf_min_u64(link->next_due_ns, line->due_ns);
 }
 
-static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
-    kvf_status status = kvf_dial_begin(link, line->first);
+/* Waits until the line's name was looked up. */
+static void await_name(kvf_zmq_link *link, kvf_line *line) {
+    line->due_ns = kvf_now(link->clock) + NAME_NS;
+    line->state = KVF_LINE_RESTING;
+    DL_APPEND(link->resting, line);
+    link->next_due_ns = kvf_min_u64(link->next_due_ns, line->due_ns);
+}
+
+/* A name is looked up each time a connection is made. KVF_IN_PROGRESS: not yet. */
+static kvf_status find_address(kvf_line *line) {
+    const kvf_endpoint *endpoint = &line->endpoint;
+    const size_t begin = strlen("tcp://");
+    kvf_status status = KVF_OK;
+    if (!kvf_dial_has_name(endpoint))
+        return KVF_OK;
+    if (!line->lookup)
+        status = kvf_lookup_start(endpoint->text + begin, endpoint->port_at - begin - 1, &line->lookup);
+    if (status)
+        return status == KVF_E_AGAIN ? KVF_IN_PROGRESS : status;
+    status = kvf_lookup_poll(line->lookup, line->address);
+    if (status == KVF_IN_PROGRESS)
+        return status;
+    kvf_lookup_drop(line->lookup);
+    line->lookup = NULL;
+    return status;
+}
+
+/* KVF_IN_PROGRESS: its name is being looked up. `name_failed` receives whether there is no such name. */
+static kvf_status dial(kvf_zmq_link *link, kvf_line *line, bool *name_failed) {
+    kvf_status status = find_address(line);
+    *name_failed = status == KVF_E_IO;
+    if (!status)
+        status = kvf_dial_begin(link, line->first);
     if (!status)
         line->state = KVF_LINE_DIALLED;
     return status;
+}
+
+static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
+                         const char *what);
+
+/* Dials a line that has rested for long enough. True: its end was reported, and other lines may have been freed. */
+static bool redial(kvf_zmq_link *link, kvf_line *line) {
+    bool name_failed;
+    DL_DELETE(link->resting, line);
+    const kvf_status status = dial(link, line, &name_failed);
+    if (status == KVF_IN_PROGRESS)
+        await_name(link, line);
+    else if (status)
+        rest(link, line); /* to the end of the list */
+    if (name_failed)
+        report_break(link, line->route, KVF_E_IO, line->endpoint.text,
+                     "no connection: the host name could not be looked up");
+    return name_failed;
 }
 
 void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
@@ -144,11 +195,8 @@ void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
     }
     for (kvf_line *line = link->resting; line; line = next) {
         next = line->next;
-        if (line->due_ns > now)
-            continue;
-        DL_DELETE(link->resting, line);
-        if (dial(link, line))
-            rest(link, line); /* to the end of the list */
+        if (line->due_ns <= now && redial(link, line))
+            next = link->resting;
     }
     for (const kvf_line *line = link->resting; line; line = line->next)
         next_due = kvf_min_u64(next_due, line->due_ns);
@@ -185,13 +233,19 @@ static void broke(kvf_zmq_link *link, kvf_dial *dial) {
 /* A try to connect has failed. Reported only for the first connection: while the first exists, the owner need not know
  * that there is no second. */
 static void missed(kvf_zmq_link *link, kvf_dial *dial, uint32_t pause_ms) {
-    const kvf_line *line = dial->line;
+    kvf_line *line = dial->line;
     const char *words;
     kvf_status status = kvf_dial_missed(link, dial, &words);
     dial->closed = false;
     dial->tried_ns = kvf_now(link->clock) + pause_ms * UINT64_C(1000000);
-    if (dial == line->first)
-        report_break(link, line->route, status, line->endpoint.text, words); /* may free the line */
+    if (dial != line->first)
+        return;
+    if (kvf_dial_has_name(&line->endpoint) && !line->second->there && line->state == KVF_LINE_DIALLED) {
+        forget_asked(link, line); /* its name may have another address by now */
+        kvf_dial_end(link, dial);
+        rest(link, line);
+    }
+    report_break(link, line->route, status, line->endpoint.text, words); /* may free the line */
 }
 
 /* Reads the port at the end of a TCP endpoint; 0: it has none. */
@@ -323,6 +377,7 @@ kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, s
 }
 
 static void free_line(kvf_line *line) {
+    kvf_lookup_drop(line->lookup);
     kvf_free(line->name);
     kvf_free(line);
 }
@@ -407,8 +462,11 @@ kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const cha
     status = make_line(link, &read, key, name, &line);
     if (status)
         return status;
-    status = dial(link, line);
-    if (status) {
+    bool name_failed;
+    status = dial(link, line, &name_failed);
+    if (status == KVF_IN_PROGRESS || name_failed) {
+        await_name(link, line);
+    } else if (status) {
         remove_line(link, line);
         return status;
     }
