@@ -23,7 +23,7 @@ struct kvf_push_shape {
     kvf_shard *shard;                   /* with the types that the rank keeps */
     kvf_push_plan *plans;               /* the newest first */
     uint64_t plan_bytes;                /* of all of them */
-    UT_hash_handle hh; /* agent->push_shapes, by sum */
+    UT_hash_handle hh;                  /* agent->push_shapes, by sum */
 };
 
 /**

@@ -144,7 +144,7 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
     bool waited =
         endpoint->port_at && kvf_now(link->clock) - dial->tried_ns >=
                                  KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
-    const bool unable = !dial->closed; /* for want of a descriptor here */
+    const bool unable = !dial->closed;                              /* for want of a descriptor here */
     if (!dial->closed)
         *words = "no connection: no socket could be made for it";
     else if (waited)

@@ -53,7 +53,7 @@
 typedef enum kvf_line_state {
     KVF_LINE_DIALLED, /* connected, or trying to be */
     KVF_LINE_BROKEN,  /* ended, but messages from before may still be unread */
-    KVF_LINE_RESTING  /* waits until `due_ns`, to be dialled again; its host's name may be looked up meanwhile */
+    KVF_LINE_RESTING /* waits until `due_ns`, to be dialled again; its host's name may be looked up meanwhile */
 } kvf_line_state;
 
 /**
@@ -93,8 +93,8 @@ typedef struct kvf_line {
     kvf_route route;
     char *name; /* "endpoint key", as the caller gave them */
     kvf_endpoint endpoint;
-    kvf_lookup *lookup;            /* of its host's name, while it rests; NULL: none is under way */
-    char address[INET_ADDRSTRLEN]; /* the name's, as it was last looked up */
+    kvf_lookup *lookup;               /* of its host's name, while it rests; NULL: none is under way */
+    char address[INET_ADDRSTRLEN];    /* the name's, as it was last looked up */
     char key[KVF_KEY_CHARACTERS + 1]; /* of the other end; "" without encryption */
     uint8_t key_bytes[KVF_KEY_BYTES];
     uint32_t users;

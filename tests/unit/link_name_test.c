@@ -56,7 +56,8 @@ static void a_name_that_takes_long_to_look_up_keeps_nobody_waiting(void **state)
     work_until(client.broken_count > 0, &server, &client);
     assert_int_equal(client.broken_route, slow);
     assert_int_equal(client.broken_status, KVF_E_IO);
-    assert_non_null(strstr(client.broken_detail, "tcp://slow.test:5555: no connection: the host name could not"));
+    assert_non_null(
+        strstr(client.broken_detail, "tcp://slow.test:5555: no connection: the host name could not"));
     kvf_link_close(client.link);
     kvf_link_close(server.link);
 }
