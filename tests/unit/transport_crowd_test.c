@@ -37,19 +37,24 @@ static void a_full_queue_of_connections_only_delays_a_newcomer(void **state) {
     side_close(&owner);
 }
 
-/* As after a thousand connections of strangers within milliseconds. */
+/* As after a thousand connections of strangers within milliseconds: a newcomer waits, with a notification. */
+static kvf_shm_endpoint *open_at_shut_door(test_side *owner, test_side *here) {
+    side_open(owner, &raw_brought, 2);
+    side_open(here, &raw_brought, 1);
+    kvf_shm_endpoint *endpoint = owner->transport->fabrics[0].endpoint;
+    endpoint->tenants.door_work = UINT64_MAX / 2;
+    kvf_peer *peer = side_connect(here, owner);
+    assert_int_equal(kvf_transport_notify(peer, "note", 4), KVF_OK);
+    drive_idle(here, NULL);
+    while (!endpoint->door_until_ns)
+        assert_int_equal(kvf_transport_progress(owner->transport, NULL), KVF_OK);
+    return endpoint;
+}
+
 static void a_newcomer_comes_in_when_strangers_have_cost_no_more_than_their_share(void **state) {
     (void)state;
     test_side owner, here;
-    side_open(&owner, &raw_brought, 2);
-    side_open(&here, &raw_brought, 1);
-    kvf_shm_endpoint *endpoint = owner.transport->fabrics[0].endpoint;
-    endpoint->tenants.door_work = UINT64_MAX / 2;
-    kvf_peer *peer = side_connect(&here, &owner);
-    assert_int_equal(kvf_transport_notify(peer, "note", 4), KVF_OK);
-    drive_idle(&here, NULL);
-    while (!endpoint->door_until_ns)
-        assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
+    kvf_shm_endpoint *endpoint = open_at_shut_door(&owner, &here);
     for (int i = 0; i < 10; i++)
         assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
     assert_int_equal(owner.notices, 0);
@@ -65,15 +70,7 @@ static void a_newcomer_comes_in_when_strangers_have_cost_no_more_than_their_shar
 static void a_newcomer_comes_in_though_the_timer_has_expired_for_something_else(void **state) {
     (void)state;
     test_side owner, here;
-    side_open(&owner, &raw_brought, 2);
-    side_open(&here, &raw_brought, 1);
-    kvf_shm_endpoint *endpoint = owner.transport->fabrics[0].endpoint;
-    endpoint->tenants.door_work = UINT64_MAX / 2;
-    kvf_peer *peer = side_connect(&here, &owner);
-    assert_int_equal(kvf_transport_notify(peer, "note", 4), KVF_OK);
-    drive_idle(&here, NULL);
-    while (!endpoint->door_until_ns)
-        assert_int_equal(kvf_transport_progress(owner.transport, NULL), KVF_OK);
+    kvf_shm_endpoint *endpoint = open_at_shut_door(&owner, &here);
     endpoint->tenants.door_work = 0;
     endpoint->door_until_ns = kvf_now(&kvf_monotonic) + 100 * KVF_MILLISECOND;
     kvf_timer_set(&endpoint->timer, 1);
