@@ -5,7 +5,6 @@
  *   link_endpoint.c  endpoints
  *   link_socket.c    sockets with our options, keys
  *   link_line.c      outgoing connections: dialling, and dialling again
- *   link_name.c      looking up host names
  *   link_guard.c     the allow-list
  *   link_mail.c      received messages, and whose turn it is
  *   link_post.c      sent messages that have not left yet
@@ -17,11 +16,11 @@
 #include "link/link.h"
 #include "link/link_endpoint.h"
 #include "link/link_mail.h"
-#include "link/link_name.h"
 #include "link/link_post.h"
 
 #include "base/tables.h"
 #include "port/door.h"
+#include "port/names.h"
 #include "port/sockets.h"
 #include <poll.h>
 #include <zmq.h>

@@ -30,6 +30,7 @@
 #include "base/watch.h"
 #include "kernel/kernel.h"
 #include "port/door.h"
+#include "port/names.h"
 #include "transport/fences.h"
 #include "transport/messages/messages_card.h"
 #include "transport/slices.h"
@@ -316,6 +317,8 @@ struct kvf_messages_link {
     uint64_t tried_ns; /* when the present try began */
     uint64_t pause_ns; /* before the next round, ... */
     uint64_t due_ns;   /* ... which begins at this time; 0: none is due */
+    bool naming;       /* the host that is tried has a name, and what is due is a look whether it was looked up */
+    kvf_lookup *lookup; /* naming; NULL: it could not begin yet */
     void *dealer, *monitor;
     int dealer_fd, monitor_fd;
     uint64_t call; /* its name in endpoint->calls; 0: it has none */

@@ -21,6 +21,7 @@
 #define NEVER_MS 100000000 /* ZeroMQ must not reconnect */
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS KVF_SECOND
+#define NAME_NS (5 * KVF_MILLISECOND) /* how often it is looked whether a name was looked up */
 #define BEHIND_NS KVF_SECOND /* unless a link was down, what was given up has come by then */
 /* On one machine a connection is made or refused within a second, and a handshake within a tenth, unless the process is
  * stopped, or lets nobody in now. Then connects do not wait for a while, since the caller stands still meanwhile. */
@@ -63,6 +64,9 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
         *fds[i] = -1;
     }
     link->greeted = link->welcome = link->connected = link->found = link->broken = false;
+    kvf_lookup_drop(link->lookup);
+    link->lookup = NULL;
+    link->naming = false;
 }
 
 static kvf_status open_monitor(kvf_messages_link *link) {
@@ -82,8 +86,10 @@ static kvf_status set_server_key(const kvf_messages_link *link) {
     return KVF_OK;
 }
 
-static kvf_status dial(kvf_messages_link *link, const char *host) {
+/* `host` is an address. */
+static kvf_status open_dealer(kvf_messages_link *link, const char *host) {
     const int never = NEVER_MS, connect = CONNECT_MS, six = strchr(host, ':') != NULL;
+    char address[sizeof link->address];
     const int receive = (int)MESSAGES_WINDOW_MAX;
     link->dealer = zmq_socket(link->endpoint->zmq, ZMQ_DEALER);
     if (!link->dealer)
@@ -100,11 +106,26 @@ static kvf_status dial(kvf_messages_link *link, const char *host) {
         status = open_monitor(link);
     if (!status)
         status = kvf_messages_watch(link->endpoint, link->dealer, link, &link->dealer_fd);
-    kvf_messages_address(host, link->card.port, link->address, sizeof link->address);
-    if (!status && kvf_zmq_connect(link->dealer, link->address))
-        status = kvf_zmq_fail(link->address);
+    kvf_messages_address(host, link->card.port, address, sizeof address);
+    if (!status && kvf_zmq_connect(link->dealer, address))
+        status = kvf_zmq_fail(address);
     link->tried_ns = kvf_now(&kvf_monotonic);
     return status;
+}
+
+/* Goes on when it is time to look whether the host's name was looked up. */
+static void await_name(kvf_messages_link *link) {
+    link->naming = true;
+    link->due_ns = kvf_now(&kvf_monotonic) + NAME_NS;
+    kvf_timer_by(&link->endpoint->timer, link->due_ns);
+}
+
+static kvf_status dial(kvf_messages_link *link, const char *host) {
+    kvf_messages_address(host, link->card.port, link->address, sizeof link->address);
+    if (kvf_messages_is_address(host))
+        return open_dealer(link, host);
+    await_name(link);
+    return KVF_OK;
 }
 
 /* A round walks over the hosts of the card twice: the place of the host at one of its steps. */
@@ -173,6 +194,27 @@ static void try_next(kvf_messages_link *link, const char *why, miss how) {
         kvf_peer_waits(link->peer, words);
 }
 
+/* Connects if the name of the host was looked up. */
+static void go_on_naming(kvf_messages_link *link) {
+    const char *host = link->card.hosts[host_of(link)];
+    char address[INET_ADDRSTRLEN];
+    kvf_status status = link->lookup ? KVF_OK : kvf_lookup_start(host, strlen(host), &link->lookup);
+    if (!status)
+        status = kvf_lookup_poll(link->lookup, address);
+    if (status == KVF_E_AGAIN || status == KVF_IN_PROGRESS) {
+        await_name(link);
+        return;
+    }
+    kvf_lookup_drop(link->lookup);
+    link->lookup = NULL;
+    link->naming = false;
+    link->stirs = true;
+    if (status == KVF_E_IO)
+        try_next(link, "no connection: the host name could not be looked up", SOMETHING_ELSE);
+    else if (status || open_dealer(link, address))
+        give_up(link, kvf_error_detail());
+}
+
 void kvf_messages_redial(kvf_messages_link *link) {
     if (!link->due_ns || link->lost)
         return;
@@ -181,6 +223,10 @@ void kvf_messages_redial(kvf_messages_link *link) {
         return;
     }
     link->due_ns = 0;
+    if (link->naming) {
+        go_on_naming(link);
+        return;
+    }
     link->tried = 0;
     link->lives = false; /* unless a host of this round says otherwise */
     link->stirs = true;

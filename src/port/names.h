@@ -2,8 +2,8 @@
  * Looking up host names, each in a thread of its own: a server of names that does not answer takes many seconds, and in
  * ZeroMQ's thread all connections would stand still meanwhile. Peers say where their ranks listen, and may use names.
  */
-#ifndef KVF_LINK_NAME_H
-#define KVF_LINK_NAME_H
+#ifndef KVF_PORT_NAMES_H
+#define KVF_PORT_NAMES_H
 
 #include <netinet/in.h>
 

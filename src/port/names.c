@@ -1,4 +1,4 @@
-#include "link/link_name.h"
+#include "port/names.h"
 
 #include <arpa/inet.h>
 #include <netdb.h>
