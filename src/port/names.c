@@ -46,14 +46,16 @@ kvf_status kvf_lookup_start(const char *host, size_t bytes, kvf_lookup **out) {
         return KVF_E_AGAIN;
     }
     kvf_lookup *lookup = calloc(1, sizeof *lookup + bytes + 1);
-    if (lookup) {
+    kvf_status status = lookup ? KVF_OK : kvf_nomem("a host name");
+    if (!status) {
         lookup->users = 2;
         memcpy(lookup->host, host, bytes);
+        status = kvf_thread_start(&thread, look_up, lookup) ? KVF_E_AGAIN : KVF_OK;
     }
-    if (!lookup || kvf_thread_start(&thread, look_up, lookup)) {
+    if (status) {
         free(lookup);
         atomic_fetch_sub(&under_way, 1);
-        return lookup ? KVF_E_AGAIN : kvf_nomem("a host name");
+        return status;
     }
     (void)pthread_detach(thread);
     *out = lookup;

@@ -538,7 +538,7 @@ static kvf_status reach(kvf_messages_link *link) {
     if (!host)
         return kvf_fail(KVF_E_UNSUPPORTED, "the peer listens on the loopback of another machine only");
     kvf_status status = dial(link, host);
-    if (!status && link->same_place && link->tried_ns >= link->endpoint->hasty_ns)
+    if (!status && !link->naming && link->same_place && link->tried_ns >= link->endpoint->hasty_ns)
         status = wait_for_answer(link);
     return status;
 }
