@@ -33,7 +33,7 @@ static void free_empty(kvf_post *post) {
     HASH_ITER(hh, post->boxes, box, next) {
         if (atomic_load(&box->bytes) > 0)
             continue;
-        HASH_DEL(post->boxes, box);
+        HASH_DEL(post->boxes, box); /* NOLINT(clang-analyzer-core.NullDereference): it is in the table */
         kvf_free(box);
     }
 }

@@ -19,6 +19,7 @@ static const pair_kind plain = {
 static _Atomic bool lets_go; /* a server of names answers at last */
 
 /* In place of the C library's: "slow.test" takes long. */
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's are reserved */
 int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
     static struct sockaddr_in address;
     static struct addrinfo found;
@@ -36,12 +37,14 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
     return 0;
 }
 
+/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name) */
 void freeaddrinfo(struct addrinfo *found) {
     (void)found;
 }
 
 /* Connects by a card of `there` that names this host. */
-static kvf_status connect_to(const test_side *here, const test_side *there, const char *host, kvf_peer **out) {
+static kvf_status connect_to(const test_side *here, const test_side *there, const char *host,
+                             kvf_peer **out) {
     const void *data;
     size_t bytes;
     kvf_card card;

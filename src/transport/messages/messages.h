@@ -317,7 +317,7 @@ struct kvf_messages_link {
     uint64_t tried_ns; /* when the present try began */
     uint64_t pause_ns; /* before the next round, ... */
     uint64_t due_ns;   /* ... which begins at this time; 0: none is due */
-    bool naming;       /* the host that is tried has a name, and what is due is a look whether it was looked up */
+    bool naming; /* the host that is tried has a name, and what is due is a look whether it was looked up */
     kvf_lookup *lookup; /* naming; NULL: it could not begin yet */
     void *dealer, *monitor;
     int dealer_fd, monitor_fd;

@@ -22,7 +22,7 @@
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS KVF_SECOND
 #define NAME_NS (5 * KVF_MILLISECOND) /* how often it is looked whether a name was looked up */
-#define BEHIND_NS KVF_SECOND /* unless a link was down, what was given up has come by then */
+#define BEHIND_NS KVF_SECOND          /* unless a link was down, what was given up has come by then */
 /* On one machine a connection is made or refused within a second, and a handshake within a tenth, unless the process is
  * stopped, or lets nobody in now. Then connects do not wait for a while, since the caller stands still meanwhile. */
 #define SAME_PLACE_MS 1000u
