@@ -91,9 +91,9 @@ const char *kvf_link_endpoint(const kvf_link *link);
 
 /**
  * Connects to an endpoint. Returns before there is a connection; messages sent meanwhile wait, but for those that are
- * sent before a host name was looked up: these are dropped. After a connection
- * breaks, messages are dropped until the link tries again. Connecting twice to one endpoint with one key gives the
- * same route, which must then be disconnected twice.
+ * sent before a host name was looked up: these are dropped. After a connection breaks, messages are dropped until the
+ * link tries again. Connecting twice to one endpoint with one key gives the same route, which must then be disconnected
+ * twice.
  *
  * The endpoint may come from a peer: it must name one host and port, not the address of all interfaces. A
  * host name is looked up, as IPv4, each time a connection is made.

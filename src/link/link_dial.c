@@ -144,8 +144,7 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
     bool waited =
         endpoint->port_at && kvf_now(link->clock) - dial->tried_ns >=
                                  KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
-    const bool unable = !dial->closed;                              /* for want of a descriptor here */
-    if (!dial->closed)
+    if (!dial->closed)                                              /* for want of a descriptor here */
         *words = "no connection: no socket could be made for it";
     else if (waited)
         *words = "no connection: the host did not answer";
@@ -153,5 +152,5 @@ kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const
         *words = "no connection: it was refused because nobody listens there";
     else
         *words = "no connection: it was refused, or there is no route to the host";
-    return unable || (dial->closed && waited) ? KVF_E_TIMEOUT : KVF_E_IO;
+    return waited || !dial->closed ? KVF_E_TIMEOUT : KVF_E_IO;
 }

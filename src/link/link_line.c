@@ -22,8 +22,6 @@
 #define UNACKNOWLEDGED_MS 900000
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS KVF_SECOND
-/* How often it is looked whether a name was looked up. */
-#define NAME_NS (5 * KVF_MILLISECOND)
 
 #define MONITOR_ADDRESS "inproc://caller"
 #define MONITORED                                                                                            \
@@ -112,70 +110,56 @@ static void dial_beside(kvf_zmq_link *link, kvf_line *line) {
 
 /* ---- dialling -------------------------------------------------------------------------------- */
 
+static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
+                         const char *what) {
+    char detail[KVF_ENDPOINT_BYTES + 128];
+    (void)snprintf(detail, sizeof detail, "%s: %s", endpoint, what);
+    if (link->on_broken)
+        link->on_broken(link->context, route, status, detail);
+}
+
+static void rest_for(kvf_zmq_link *link, kvf_line *line, uint64_t ns) {
+    line->due_ns = kvf_now(link->clock) + ns;
+    line->state = KVF_LINE_RESTING;
+    DL_APPEND(link->resting, line);
+    link->next_due_ns = kvf_min_u64(link->next_due_ns, line->due_ns);
+}
+
 static void rest(kvf_zmq_link *link, kvf_line *line) {
     /* Lines that broke together should not all come back in the same moment. */
     uint64_t spread = line->route * UINT64_C(0x9E3779B97F4A7C15) % (line->pause_ns / 2);
-    line->due_ns = kvf_now(link->clock) + line->pause_ns + spread;
+    rest_for(link, line, line->pause_ns + spread);
     line->pause_ns = kvf_min_u64(line->pause_ns * 2, PAUSE_MAX_NS);
-    line->state = KVF_LINE_RESTING;
-    DL_APPEND(link->resting, line);
-    link->next_due_ns = kvf_min_u64(link->next_due_ns, line->due_ns);
 }
 
-/* Waits until the line's name was looked up. */
-static void await_name(kvf_zmq_link *link, kvf_line *line) {
-    line->due_ns = kvf_now(link->clock) + NAME_NS;
-    line->state = KVF_LINE_RESTING;
-    DL_APPEND(link->resting, line);
-    link->next_due_ns = kvf_min_u64(link->next_due_ns, line->due_ns);
-}
-
-/* A name is looked up each time a connection is made. KVF_IN_PROGRESS: not yet. */
+/* A name is looked up each time a connection is made. KVF_IN_PROGRESS: not yet; KVF_E_IO: there is no such name. */
 static kvf_status find_address(kvf_line *line) {
     const kvf_endpoint *endpoint = &line->endpoint;
     const size_t begin = strlen("tcp://");
-    kvf_status status = KVF_OK;
     if (!kvf_dial_has_name(endpoint))
         return KVF_OK;
-    if (!line->lookup)
-        status = kvf_lookup_start(endpoint->text + begin, endpoint->port_at - begin - 1, &line->lookup);
-    if (status)
-        return status == KVF_E_AGAIN ? KVF_IN_PROGRESS : status;
-    status = kvf_lookup_poll(line->lookup, line->address);
-    if (status == KVF_IN_PROGRESS)
-        return status;
-    kvf_lookup_drop(line->lookup);
-    line->lookup = NULL;
-    return status;
+    return kvf_look_up(endpoint->text + begin, endpoint->port_at - begin - 1, &line->lookup, line->address);
 }
 
-/* KVF_IN_PROGRESS: its name is being looked up. `name_failed` receives whether there is no such name. */
-static kvf_status dial(kvf_zmq_link *link, kvf_line *line, bool *name_failed) {
-    kvf_status status = find_address(line);
-    *name_failed = status == KVF_E_IO;
-    if (!status)
-        status = kvf_dial_begin(link, line->first);
+static kvf_status dial(kvf_zmq_link *link, kvf_line *line) {
+    kvf_status status = kvf_dial_begin(link, line->first);
     if (!status)
         line->state = KVF_LINE_DIALLED;
     return status;
 }
 
-static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
-                         const char *what);
-
 /* Dials a line that has rested for long enough. True: its end was reported, and other lines may have been freed. */
 static bool redial(kvf_zmq_link *link, kvf_line *line) {
-    bool name_failed;
     DL_DELETE(link->resting, line);
-    const kvf_status status = dial(link, line, &name_failed);
-    if (status == KVF_IN_PROGRESS)
-        await_name(link, line);
-    else if (status)
+    const kvf_status found = find_address(line);
+    if (found == KVF_IN_PROGRESS)
+        rest_for(link, line, KVF_LOOKUP_PAUSE);
+    else if (found || dial(link, line))
         rest(link, line); /* to the end of the list */
-    if (name_failed)
+    if (found == KVF_E_IO)
         report_break(link, line->route, KVF_E_IO, line->endpoint.text,
                      "no connection: the host name could not be looked up");
-    return name_failed;
+    return found == KVF_E_IO;
 }
 
 void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
@@ -206,14 +190,6 @@ void kvf_lines_redial(kvf_zmq_link *link, bool all_read) {
 }
 
 /* ---- events of connections ------------------------------------------------------------------- */
-
-static void report_break(kvf_zmq_link *link, kvf_route route, kvf_status status, const char *endpoint,
-                         const char *what) {
-    char detail[KVF_ENDPOINT_BYTES + 128];
-    (void)snprintf(detail, sizeof detail, "%s: %s", endpoint, what);
-    if (link->on_broken)
-        link->on_broken(link->context, route, status, detail);
-}
 
 static void break_line(kvf_zmq_link *link, kvf_line *line) {
     if (line->state != KVF_LINE_DIALLED)
@@ -377,7 +353,7 @@ kvf_status kvf_line_send(kvf_zmq_link *link, kvf_line *line, const void *data, s
 }
 
 static void free_line(kvf_line *line) {
-    kvf_lookup_drop(line->lookup);
+    kvf_lookup_drop(&line->lookup);
     kvf_free(line->name);
     kvf_free(line);
 }
@@ -462,11 +438,14 @@ kvf_status kvf_lines_connect(kvf_zmq_link *link, const char *endpoint, const cha
     status = make_line(link, &read, key, name, &line);
     if (status)
         return status;
-    bool name_failed;
-    status = dial(link, line, &name_failed);
-    if (status == KVF_IN_PROGRESS || name_failed) {
-        await_name(link, line);
-    } else if (status) {
+    status = find_address(line);
+    if (status == KVF_IN_PROGRESS || status == KVF_E_IO) {
+        rest_for(link, line, KVF_LOOKUP_PAUSE);
+        status = KVF_OK;
+    } else if (!status) {
+        status = dial(link, line);
+    }
+    if (status) {
         remove_line(link, line);
         return status;
     }

@@ -19,9 +19,14 @@ struct kvf_lookup {
 
 static _Atomic uint32_t under_way;
 
-void kvf_lookup_drop(kvf_lookup *lookup) {
+static void leave(kvf_lookup *lookup) {
     if (lookup && atomic_fetch_sub(&lookup->users, 1) == 1)
         free(lookup);
+}
+
+void kvf_lookup_drop(kvf_lookup **lookup) {
+    leave(*lookup);
+    *lookup = NULL;
 }
 
 static void *look_up(void *context) {
@@ -35,22 +40,23 @@ static void *look_up(void *context) {
     }
     atomic_store(&lookup->over, true);
     atomic_fetch_sub(&under_way, 1);
-    kvf_lookup_drop(lookup);
+    leave(lookup);
     return NULL;
 }
 
-kvf_status kvf_lookup_start(const char *host, size_t bytes, kvf_lookup **out) {
+/* KVF_IN_PROGRESS: there are too many, or no thread; it is tried again. */
+static kvf_status start(const char *host, size_t bytes, kvf_lookup **out) {
     pthread_t thread;
     if (atomic_fetch_add(&under_way, 1) >= KVF_LOOKUPS) {
         atomic_fetch_sub(&under_way, 1);
-        return KVF_E_AGAIN;
+        return KVF_IN_PROGRESS;
     }
     kvf_lookup *lookup = calloc(1, sizeof *lookup + bytes + 1);
     kvf_status status = lookup ? KVF_OK : kvf_nomem("a host name");
     if (!status) {
         lookup->users = 2;
         memcpy(lookup->host, host, bytes);
-        status = kvf_thread_start(&thread, look_up, lookup) ? KVF_E_AGAIN : KVF_OK;
+        status = kvf_thread_start(&thread, look_up, lookup) ? KVF_IN_PROGRESS : KVF_OK;
     }
     if (status) {
         free(lookup);
@@ -62,9 +68,13 @@ kvf_status kvf_lookup_start(const char *host, size_t bytes, kvf_lookup **out) {
     return KVF_OK;
 }
 
-kvf_status kvf_lookup_poll(kvf_lookup *lookup, char address[INET_ADDRSTRLEN]) {
-    if (!atomic_load(&lookup->over))
+kvf_status kvf_look_up(const char *host, size_t bytes, kvf_lookup **lookup, char address[INET_ADDRSTRLEN]) {
+    kvf_status status = *lookup ? KVF_OK : start(host, bytes, lookup);
+    if (status)
+        return status;
+    if (!atomic_load(&(*lookup)->over))
         return KVF_IN_PROGRESS;
-    memcpy(address, lookup->address, INET_ADDRSTRLEN);
+    memcpy(address, (*lookup)->address, INET_ADDRSTRLEN);
+    kvf_lookup_drop(lookup);
     return address[0] ? KVF_OK : KVF_E_IO;
 }

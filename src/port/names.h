@@ -8,18 +8,23 @@
 #include <netinet/in.h>
 
 #include "base/base.h"
+#include "base/clock.h"
 
-#define KVF_LOOKUPS 64u /* at once, in this process; more have to wait */
+#define KVF_LOOKUPS 64u                        /* at once, in this process; more have to wait */
+#define KVF_LOOKUP_PAUSE (5 * KVF_MILLISECOND) /* before the caller asks again, as nothing wakes it */
 
 typedef struct kvf_lookup kvf_lookup;
 
-/** Begins to look a name up, as IPv4. KVF_OK; KVF_E_AGAIN: not now, there are too many, or no thread; KVF_E_NOMEM. */
-kvf_status kvf_lookup_start(const char *host, size_t bytes, kvf_lookup **out);
+/**
+ * Looks a name up, as IPv4: begins to if `*lookup` is NULL, and ends with an answer, after which that is NULL again.
+ *
+ * @param host  `bytes` long, the same in each call until there is an answer; copied
+ * @return KVF_OK: `address` has it; KVF_IN_PROGRESS: not yet, and the caller asks again; KVF_E_IO: there is none;
+ *         KVF_E_NOMEM
+ */
+kvf_status kvf_look_up(const char *host, size_t bytes, kvf_lookup **lookup, char address[INET_ADDRSTRLEN]);
 
-/** KVF_OK: it has the address. KVF_IN_PROGRESS; KVF_E_IO: there is none. */
-kvf_status kvf_lookup_poll(kvf_lookup *lookup, char address[INET_ADDRSTRLEN]);
-
-/** Whoever has asked does not want to know any more; NULL is accepted. */
-void kvf_lookup_drop(kvf_lookup *lookup);
+/** The caller does not want to know any more: sets it to NULL, which is accepted. */
+void kvf_lookup_drop(kvf_lookup **lookup);
 
 #endif

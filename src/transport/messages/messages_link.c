@@ -21,8 +21,7 @@
 #define NEVER_MS 100000000 /* ZeroMQ must not reconnect */
 #define PAUSE_NS UINT64_C(20000000)
 #define PAUSE_MAX_NS KVF_SECOND
-#define NAME_NS (5 * KVF_MILLISECOND) /* how often it is looked whether a name was looked up */
-#define BEHIND_NS KVF_SECOND          /* unless a link was down, what was given up has come by then */
+#define BEHIND_NS KVF_SECOND /* unless a link was down, what was given up has come by then */
 /* On one machine a connection is made or refused within a second, and a handshake within a tenth, unless the process is
  * stopped, or lets nobody in now. Then connects do not wait for a while, since the caller stands still meanwhile. */
 #define SAME_PLACE_MS 1000u
@@ -64,8 +63,7 @@ static void hang_up(kvf_messages_link *link, int linger_ms) {
         *fds[i] = -1;
     }
     link->greeted = link->welcome = link->connected = link->found = link->broken = false;
-    kvf_lookup_drop(link->lookup);
-    link->lookup = NULL;
+    kvf_lookup_drop(&link->lookup);
     link->naming = false;
 }
 
@@ -116,7 +114,7 @@ static kvf_status open_dealer(kvf_messages_link *link, const char *host) {
 /* Goes on when it is time to look whether the host's name was looked up. */
 static void await_name(kvf_messages_link *link) {
     link->naming = true;
-    link->due_ns = kvf_now(&kvf_monotonic) + NAME_NS;
+    link->due_ns = kvf_now(&kvf_monotonic) + KVF_LOOKUP_PAUSE;
     kvf_timer_by(&link->endpoint->timer, link->due_ns);
 }
 
@@ -198,15 +196,11 @@ static void try_next(kvf_messages_link *link, const char *why, miss how) {
 static void go_on_naming(kvf_messages_link *link) {
     const char *host = link->card.hosts[host_of(link)];
     char address[INET_ADDRSTRLEN];
-    kvf_status status = link->lookup ? KVF_OK : kvf_lookup_start(host, strlen(host), &link->lookup);
-    if (!status)
-        status = kvf_lookup_poll(link->lookup, address);
-    if (status == KVF_E_AGAIN || status == KVF_IN_PROGRESS) {
+    const kvf_status status = kvf_look_up(host, strlen(host), &link->lookup, address);
+    if (status == KVF_IN_PROGRESS) {
         await_name(link);
         return;
     }
-    kvf_lookup_drop(link->lookup);
-    link->lookup = NULL;
     link->naming = false;
     link->stirs = true;
     if (status == KVF_E_IO)
