@@ -9,7 +9,6 @@
 #include "agent/hold.h"
 #include "agent/push.h"
 #include "agent/push_shape.h"
-#include "agent/siblings.h"
 #include "model/model.h"
 #include "shard/shard.h"
 
@@ -50,7 +49,7 @@ static kvf_status join(kvf_session *session, const kvf_call_body *call) {
     kvf_free(storage);
     if (status)
         return status;
-    uint64_t bytes = call->card.size + kvf_shard_kept(shape->shard);
+    uint64_t bytes = call->card.size + kvf_shard_memory_bytes(shape->shard);
     status = kvf_budget_take(session, bytes);
     if (!status) {
         status = kvf_session_take_card(session, call->card.data, call->card.size);

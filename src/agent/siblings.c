@@ -1,7 +1,6 @@
 #include "agent/siblings.h"
 
 #include "base/base.h"
-#include "model/model.h"
 #include "shard/shard.h"
 
 void kvf_siblings_free(kvf_remote_rank *ranks, uint32_t count) {
@@ -73,22 +72,10 @@ kvf_status kvf_siblings_add(kvf_siblings *siblings, kvf_bytes introduction, cons
     return status;
 }
 
-uint64_t kvf_shard_kept(const kvf_shard *shard) {
-    const kvf_shard_desc *desc = kvf_shard_get(shard);
-    uint64_t bytes = 1024 + desc->region_count * sizeof *desc->region_bytes;
-    for (uint32_t g = 0; g < kvf_model_group_count(shard->model); g++) {
-        kvf_range layers = shard->group_layers[g];
-        uint32_t parts = kvf_model_group(shard->model, g)->part_count;
-        bytes += sizeof desc->groups[g] + parts * sizeof *desc->groups[g].parts +
-                 (uint64_t)parts * (layers.end - layers.begin) * sizeof *desc->groups[g].placements;
-    }
-    return bytes;
-}
-
 /* Counts the memory of a shard that was read. */
 static kvf_status count_shard(kvf_siblings *siblings, const kvf_shard *shard) {
     const uint64_t most = KVF_SIBLINGS_SPARE_BYTES + siblings->count * KVF_SIBLINGS_SHARD_BYTES;
-    siblings->bytes += kvf_shard_kept(shard);
+    siblings->bytes += kvf_shard_memory_bytes(shard);
     return siblings->bytes <= most
                ? KVF_OK
                : kvf_fail(KVF_E_RANGE,

@@ -19,9 +19,6 @@ typedef struct kvf_remote_rank {
 #define KVF_SIBLINGS_SPARE_BYTES (64ull << 20)
 #define KVF_SIBLINGS_SHARD_BYTES (32ull << 10)
 
-/** The memory that a shard takes. */
-uint64_t kvf_shard_kept(const kvf_shard *shard);
-
 /** Reads a shard of the engine, as a shard of the model in kvf_siblings_end(). `pieces` receives how many pieces of cells
  * were compared. */
 typedef kvf_status (*kvf_shard_reader)(const void *context, kvf_bytes bytes, uint64_t *pieces,

@@ -277,6 +277,18 @@ void kvf_shard_free(kvf_shard *shard) {
     kvf_free(shard);
 }
 
+uint64_t kvf_shard_memory_bytes(const kvf_shard *shard) {
+    const kvf_shard_desc *desc = kvf_shard_get(shard);
+    uint64_t bytes = 1024 + desc->region_count * sizeof *desc->region_bytes;
+    for (uint32_t g = 0; g < kvf_model_group_count(shard->model); g++) {
+        kvf_range layers = shard->group_layers[g];
+        uint32_t parts = kvf_model_group(shard->model, g)->part_count;
+        bytes += sizeof desc->groups[g] + parts * sizeof *desc->groups[g].parts +
+                 (uint64_t)parts * (layers.end - layers.begin) * sizeof *desc->groups[g].placements;
+    }
+    return bytes;
+}
+
 const kvf_model *kvf_shard_model(const kvf_shard *shard) {
     return shard->model;
 }
