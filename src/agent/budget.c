@@ -74,11 +74,9 @@ void kvf_party_leave(kvf_session *session) {
     session->party = NULL;
 }
 
-/* Whether the party would have more than is left for all others: however many parties are greedy, they leave as much as
- * each of them has. */
 static bool is_unfair(const kvf_agent *agent, const kvf_party *party, uint64_t bytes) {
-    uint64_t all = agent->options.max_bytes_for_peers, free = all - kvf_min_u64(agent->kept_bytes, all);
-    return bytes > free || party->bytes + bytes > free - bytes;
+    const uint64_t all = agent->options.max_bytes_for_peers;
+    return !kvf_is_fair(party->bytes, bytes, all - kvf_min_u64(agent->kept_bytes, all));
 }
 
 kvf_status kvf_budget_take(kvf_session *session, uint64_t bytes) {

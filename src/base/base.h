@@ -68,6 +68,11 @@ static inline bool kvf_mul_add(uint64_t a, uint64_t b, uint64_t c, uint64_t *out
 static inline uint64_t kvf_min_u64(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
+/** Whether who has `has` of something may take `wants` more of the `free` rest: it must leave as much free as it then has.
+ * So parties that take as much as they can, however many they are, leave room for one that needs less. */
+static inline bool kvf_is_fair(uint64_t has, uint64_t wants, uint64_t free) {
+    return wants <= free && has + wants <= free - wants;
+}
 static inline uint64_t kvf_max_u64(uint64_t a, uint64_t b) {
     return a > b ? a : b;
 }

@@ -71,11 +71,6 @@ static uint64_t bytes_of(kvf_mail_letter *letter) {
     return zmq_msg_size(&letter->message) + LETTER_BYTES;
 }
 
-/* Whether a party that has `has` may take `wants` more of `free`: it must leave as much free as it then has. */
-static bool is_fair(uint64_t has, uint64_t wants, uint64_t free) {
-    return wants <= free && has + wants <= free - wants;
-}
-
 static uint64_t less(uint64_t of, uint64_t taken) {
     return of - kvf_min_u64(of, taken);
 }
@@ -84,11 +79,11 @@ static uint64_t less(uint64_t of, uint64_t taken) {
 static bool has_room(const kvf_mail *mail, const kvf_mail_party *party, uint64_t bytes, uint64_t work) {
     uint64_t free = KVF_MAIL_BYTES - mail->bytes;
     if (!party->is_stranger)
-        return is_fair(party->bytes, bytes, free) &&
+        return kvf_is_fair(party->bytes, bytes, free) &&
                (!party->turn.first || party->work + work <= KVF_MAIL_WAITING_WORK);
     const kvf_mail_party *all = &mail->strangers;
-    return is_fair(party->bytes, bytes, less((free + all->bytes) / 2, all->bytes)) &&
-           (!party->turn.first || is_fair(party->work, work, less(KVF_MAIL_WAITING_WORK, all->work)));
+    return kvf_is_fair(party->bytes, bytes, less((free + all->bytes) / 2, all->bytes)) &&
+           (!party->turn.first || kvf_is_fair(party->work, work, less(KVF_MAIL_WAITING_WORK, all->work)));
 }
 
 /* Says which party gets no more room. */

@@ -58,10 +58,9 @@ static kvf_post_box *box_of(kvf_post *post, kvf_route route) {
     return NULL;
 }
 
-/* A connection must leave as much free as it then has. */
 static bool has_room(kvf_post *post, kvf_post_box *box, uint64_t bytes) {
     const uint64_t room = KVF_POST_BYTES - kvf_min_u64(atomic_load(&post->bytes), KVF_POST_BYTES);
-    return bytes <= room && atomic_load(&box->bytes) + bytes <= room - bytes;
+    return kvf_is_fair(atomic_load(&box->bytes), bytes, room);
 }
 
 int kvf_post_write(kvf_post *post, kvf_route route, const void *data, size_t bytes, zmq_msg_t *out) {

@@ -12,11 +12,8 @@
 
 /* ---- being opened ---------------------------------------------------------------------------- */
 
-/* No peer may have more of the memory for all than it leaves for the others: so peers that take as much as they can,
- * however many they are, leave room for one that needs less. */
 static kvf_status check_room(const kvf_stage *stage, const kvf_stage_peer *peer, uint64_t bytes) {
-    const uint64_t free = KEPT_BYTES - stage->kept_bytes;
-    if (bytes <= free && peer->kept_bytes + bytes <= free - bytes)
+    if (kvf_is_fair(peer->kept_bytes, bytes, KEPT_BYTES - stage->kept_bytes))
         return KVF_OK;
     return kvf_fail(KVF_E_LIMIT,
                     "the flows of all peers use %llu bytes here, those of this peer %llu, and this one needs "
