@@ -218,10 +218,9 @@ kvf_status kvf_claim_command(const kvf_agent *agent, const uint8_t *key) {
                           "takes no commands without keys, because local_commands is not set");
 }
 
-/* A session's key is its incarnation, its rank and its engine; the latter two are its name. */
 static const uint8_t *name_of(const kvf_session *session, size_t *bytes) {
-    *bytes = session->key_bytes - sizeof session->incarnation;
-    return session->key + sizeof session->incarnation;
+    *bytes = session->key_bytes - KVF_CLIENT_NAME_AT;
+    return session->key + KVF_CLIENT_NAME_AT;
 }
 
 static kvf_session *find_holder(const kvf_agent *agent, const void *name, size_t bytes) {
@@ -245,11 +244,7 @@ static void probe(kvf_session *session, uint64_t now) {
 }
 
 kvf_status kvf_claim_look(kvf_agent *agent, const kvf_hello *hello) {
-    uint8_t name[sizeof hello->rank + KVF_WIRE_MAX_NAME];
-    size_t length = strlen(hello->engine);
-    memcpy(name, &hello->rank, sizeof hello->rank);
-    memcpy(name + sizeof hello->rank, hello->engine, length);
-    kvf_session *holder = find_holder(agent, name, sizeof hello->rank + length);
+    kvf_session *holder = kvf_client_named(agent, hello->engine, hello->rank);
     uint64_t now = kvf_agent_now(agent);
     if (!holder)
         return KVF_OK;

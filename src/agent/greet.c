@@ -55,15 +55,10 @@ static void answer_ranks(kvf_agent *agent, kvf_route route, const uint8_t *diges
 }
 
 static kvf_status make_key(const kvf_hello *hello, uint8_t **key, size_t *bytes) {
-    size_t name = strlen(hello->engine);
-    *bytes = sizeof hello->incarnation + sizeof hello->rank + name;
-    *key = kvf_alloc(*bytes, 1);
-    if (!*key)
-        return kvf_nomem("a session");
-    memcpy(*key, &hello->incarnation, sizeof hello->incarnation);
-    memcpy(*key + sizeof hello->incarnation, &hello->rank, sizeof hello->rank);
-    memcpy(*key + sizeof hello->incarnation + sizeof hello->rank, hello->engine, name);
-    return KVF_OK;
+    kvf_client_key made;
+    *bytes = kvf_client_key_of(hello->incarnation, hello->rank, hello->engine, strlen(hello->engine), &made);
+    *key = kvf_copy(&made, *bytes, 1);
+    return *key ? KVF_OK : kvf_nomem("a session");
 }
 
 static kvf_status check_holder(const kvf_session *session, const uint8_t *key) {

@@ -83,23 +83,10 @@ static void note_failure(kvf_session *session, const char *detail, uint64_t when
     session->failed_ns = when_ns;
 }
 
-/* The client that speaks for a rank; NULL: none. */
-static kvf_session *client_named(const kvf_agent *agent, const char *engine, uint32_t rank) {
-    uint8_t name[sizeof rank + KVF_WIRE_MAX_NAME]; /* as in claim.c */
-    const size_t length = strlen(engine);
-    kvf_session *client = NULL;
-    if (length > KVF_WIRE_MAX_NAME)
-        return NULL;
-    memcpy(name, &rank, sizeof rank);
-    memcpy(name + sizeof rank, engine, length);
-    HASH_FIND(hh_claim, agent->claims, name, sizeof rank + length, client);
-    return client;
-}
-
 /* Peers can make many sessions, and have many leases that run out at once: the client is looked up. */
 void kvf_peers_failed(kvf_agent *agent, const char *engine, uint32_t rank, const char *detail) {
     uint64_t now_ns = kvf_wall_clock();
-    kvf_session *session = rank == KVF_NO_RANK ? NULL : client_named(agent, engine, rank);
+    kvf_session *session = rank == KVF_NO_RANK ? NULL : kvf_client_named(agent, engine, rank);
     if (session)
         note_failure(session, detail, now_ns);
     for (session = agent->servers; session; session = session->hh_client.next)

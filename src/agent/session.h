@@ -65,6 +65,27 @@ typedef enum kvf_session_state {
 /* Which of the peer's calls were seen: the highest number, and one bit each for those just below it. */
 #define KVF_WINDOW_CALLS 4096u
 
+/** What tells clients apart: a process, and the rank that it speaks for. Rank and engine are the client's name, by which
+ * claims are found. */
+typedef struct kvf_client_key {
+    uint64_t incarnation;
+    uint32_t rank;
+    char engine[KVF_WIRE_MAX_NAME]; /* without its end */
+} kvf_client_key;
+
+/** Fills in a key. @return how many of its bytes count, of which the name has the same without those of the
+ * incarnation; 0: the engine's name is too long for any client */
+static inline size_t kvf_client_key_of(uint64_t incarnation, uint32_t rank, const char *engine,
+                                       size_t engine_bytes, kvf_client_key *out) {
+    if (engine_bytes > sizeof out->engine)
+        return 0;
+    out->incarnation = incarnation;
+    out->rank = rank;
+    memcpy(out->engine, engine, engine_bytes);
+    return offsetof(kvf_client_key, engine) + engine_bytes;
+}
+#define KVF_CLIENT_NAME_AT offsetof(kvf_client_key, rank)
+
 struct kvf_session {
     kvf_agent *agent;
     bool incoming;
@@ -270,6 +291,17 @@ static inline uint64_t kvf_session_clock_error(const kvf_session *session, uint6
 static inline void kvf_session_less(kvf_session *session) {
     if (session->state == KVF_SESSION_LOST)
         kvf_sessions_due(session->agent, 0);
+}
+
+/** The client that speaks for a rank of an engine; NULL: none. */
+static inline kvf_session *kvf_client_named(const kvf_agent *agent, const char *engine, uint32_t rank) {
+    kvf_client_key key;
+    kvf_session *client = NULL;
+    const size_t bytes = kvf_client_key_of(0, rank, engine, strlen(engine), &key);
+    const char *name = (const char *)&key + KVF_CLIENT_NAME_AT;
+    if (bytes > 0)
+        HASH_FIND(hh_claim, agent->claims, name, bytes - KVF_CLIENT_NAME_AT, client);
+    return client;
 }
 
 #endif

@@ -22,27 +22,20 @@ static void name_of(const kvf_session *session, char out[KVF_ENDPOINT_NAME_BYTES
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* A session's key, see greet.c. */
-typedef struct client_key {
-    uint64_t incarnation;
-    uint32_t rank;
-    char engine[KVF_ENDPOINT_NAME_BYTES];
-} client_key;
-
 /* The session of an endpoint's name, "engine#rank@incarnation"; NULL: none, or the name was cut. Peers can make many
  * sessions, and bad messages, so it is looked up. */
 static const kvf_session *session_named(const kvf_agent *agent, const char *name) {
-    client_key key = {0};
     const char *at = strrchr(name, '@'), *mark = at ? memrchr(name, '#', (size_t)(at - name)) : NULL;
-    const size_t length = mark ? (size_t)(mark - name) : 0;
     char own[KVF_ENDPOINT_NAME_BYTES];
+    kvf_client_key key;
     kvf_session *session = NULL;
-    if (!mark || length >= sizeof key.engine)
+    const size_t bytes =
+        mark ? kvf_client_key_of(strtoull(at + 1, NULL, 16), (uint32_t)strtoul(mark + 1, NULL, 10), name,
+                                 (size_t)(mark - name), &key)
+             : 0;
+    if (bytes == 0)
         return NULL;
-    key.incarnation = strtoull(at + 1, NULL, 16);
-    key.rank = (uint32_t)strtoul(mark + 1, NULL, 10);
-    memcpy(key.engine, name, length);
-    HASH_FIND(hh_client, agent->clients, &key, offsetof(client_key, engine) + length, session);
+    HASH_FIND(hh_client, agent->clients, &key, bytes, session);
     if (!session)
         HASH_FIND(hh_client, agent->servers, &key.incarnation, sizeof key.incarnation, session);
     if (!session)
