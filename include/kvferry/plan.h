@@ -78,7 +78,10 @@ KVF_API const kvf_engine *kvf_plan_remote(const kvf_plan *plan);
  */
 KVF_API bool kvf_plan_converts(const kvf_plan *plan);
 
-/** Bytes of memory the plan occupies. */
+/**
+ * Bytes of memory that the plan occupies, about: with the copy of the remote engine's layout that it makes if the two
+ * models differ, without the shard and the engine that it was built from.
+ */
 KVF_API size_t kvf_plan_memory_bytes(const kvf_plan *plan);
 
 /** How many remote ranks the plan reads from. Sources are numbered from 0 by ascending rank. */

@@ -194,7 +194,8 @@ size_t kvf_plan_memory_bytes(const kvf_plan *plan) {
     return sizeof *plan + plan->source_count * (sizeof *plan->source_ranks + sizeof *plan->source_rules) +
            plan->cut_count * sizeof *plan->cuts +
            plan->rule_count * (sizeof *plan->rules + sizeof *plan->rule_walks) +
-           plan->lane_count * sizeof *plan->lanes + plan->walk_count * sizeof *plan->walks;
+           plan->lane_count * sizeof *plan->lanes + plan->walk_count * sizeof *plan->walks +
+           (plan->adapted ? (size_t)kvf_engine_memory_bytes(plan->adapted) : 0);
 }
 
 uint32_t kvf_plan_source_count(const kvf_plan *plan) {

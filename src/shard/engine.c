@@ -327,6 +327,13 @@ void kvf_engine_free(kvf_engine *engine) {
     kvf_free(engine);
 }
 
+uint64_t kvf_engine_memory_bytes(const kvf_engine *engine) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < engine->shard_count; i++)
+        bytes += kvf_shard_memory_bytes(engine->shards[i]);
+    return bytes;
+}
+
 const char *kvf_engine_name(const kvf_engine *engine) {
     return engine->name;
 }

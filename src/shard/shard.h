@@ -94,6 +94,9 @@ kvf_status kvf_engine_adapt(const kvf_engine *engine, const kvf_match *match, kv
 /** The memory that a shard takes, about. */
 uint64_t kvf_shard_memory_bytes(const kvf_shard *shard);
 
+/** The memory that the shards of an engine take, about. */
+uint64_t kvf_engine_memory_bytes(const kvf_engine *engine);
+
 /** Checks that no two cells of a group of a shard share a byte. All cells must lie inside their regions. */
 kvf_status kvf_shard_check_overlap(const kvf_shard *shard, uint32_t group, uint64_t *left);
 

@@ -283,6 +283,30 @@ static void a_rank_without_cells_of_another_type_has_rules(void **state) {
     kvf_model_free(theirs);
 }
 
+/* A plan between two models keeps the remote ranks in terms of its own model: twice as many ranks take twice that. */
+static void the_layout_that_a_plan_keeps_counts_as_its_memory(void **state) {
+    (void)state;
+    kvf_model *local_model = ours(), *remote_model = theirs();
+    kvf_engine *local = engine_of(local_model, ENGINE(.all = {.block_count = 8}));
+    const uint32_t full = 0;
+    const kvf_plan_options options = {.struct_size = sizeof options, .groups = &full, .group_count = 1};
+    size_t bytes[3];
+    for (uint32_t i = 0; i < COUNT_OF(bytes); i++) {
+        kvf_engine *remote = engine_of(remote_model, ENGINE(.tp_size = 4u << i, .all = {.block_count = 8}));
+        kvf_plan *plan = NULL;
+        assert_ok(kvf_plan_build(kvf_engine_shard(local, 0), remote, &options, &plan));
+        assert_int_equal(kvf_plan_source_count(plan), 4); /* there are four heads */
+        bytes[i] = kvf_plan_memory_bytes(plan);
+        kvf_plan_free(plan);
+        kvf_engine_free(remote);
+    }
+    assert_in_range(bytes[1] - bytes[0], 4 * 1024, 4 * 4096);
+    assert_in_range(bytes[2] - bytes[1], 2 * (bytes[1] - bytes[0]), 2 * (bytes[1] - bytes[0]));
+    kvf_engine_free(local);
+    kvf_model_free(local_model);
+    kvf_model_free(remote_model);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_without_cells_of_another_type_has_rules),
@@ -290,6 +314,7 @@ int main(void) {
         cmocka_unit_test(a_group_that_is_missing_there_is_refused_unless_it_is_left_out),
         cmocka_unit_test(layers_that_are_missing_there_are_refused_where_they_are_asked_for),
         cmocka_unit_test(other_types_are_refused_with_both),
+        cmocka_unit_test(the_layout_that_a_plan_keeps_counts_as_its_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
