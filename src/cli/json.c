@@ -87,8 +87,11 @@ int json_check_file(const char *file) {
     /* A pipe whose writer comes and goes is over for its reader, and the JSON would wait for another one. */
     if (strcmp(file, "-") == 0 || (stat(file, &about) == 0 && S_ISFIFO(about.st_mode)))
         return EXIT_DONE;
-    FILE *out = fopen(file, "a");
-    if (!out || fclose(out) != 0)
+    FILE *out = fopen(file, "wx");
+    const bool made = out != NULL; /* it was not there: a command that fails does not leave it, empty */
+    if (!made)
+        out = fopen(file, "a");
+    if (!out || fclose(out) != 0 || (made && remove(file) != 0))
         return failure("%s: %s", file, strerror(errno));
     return EXIT_DONE;
 }

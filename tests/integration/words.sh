@@ -134,6 +134,13 @@ else
     fail "the JSON may go into a pipe" "exit code $code"
 fi
 refuses "a file that cannot be written" 1 '/nonexistent/x: No such file' plan --json /nonexistent/x
+refuses "groups that cannot be read" 1 '/nonexistent/g: No such file' plan --groups /nonexistent/g \
+    --json "$folder/failed.json"
+if [ ! -e "$folder/failed.json" ]; then
+    pass "a command that fails leaves no file for its JSON"
+else
+    fail "a command that fails leaves no file for its JSON" "$(ls -l "$folder/failed.json")"
+fi
 run plan --json --decode pp-layers=20+12
 if grep -q '"pp_layers": *\[ *$' "$output" || grep -Eq '"pp_layers": *\[ *20, *12 *\]' "$output"; then
     pass "stages are in the JSON"
