@@ -196,10 +196,13 @@ class Conversations(Turns):
         )
         for changed in others:
             with self.subTest(changed=list(changed)):
-                prefill, _ = self.start()
+                prefill, decode = self.start()
                 with self.assertLogs(LOGGER, logging.INFO) as log:
-                    _, load = self.turn(prefill, CACHED_THERE, **changed)
+                    request, load = self.turn(prefill, CACHED_THERE, **changed)
                 self.assertEqual(load, 0)
+                self.finish(prefill, request)
+                # It is let go of, because nobody will ask for it again.
+                steps(prefill, decode, until=lambda decode=decode: "one" in decode.sent)
                 self.assertIn("does not go on with the tokens of the turn before", " ".join(log.output))
         prefill, _ = self.start()
         _, load = self.turn(prefill, CACHED_THERE, {**self.params, "kvferry_content": None})

@@ -453,7 +453,7 @@ class Scheduling:
         A proxy need not know whether this request goes on with the tokens of that answer: it may know texts
         only, and a text can become other tokens than those that were generated.
         """
-        if not params.get("remote_request_id") or not self._keeps_turns or not self._same_draft(params):
+        if not params.get("remote_request_id") or not self._keeps_turns:
             return None
         try:
             source = read_source(params, self._weights)
@@ -461,9 +461,12 @@ class Scheduling:
             logger.error("request %s: the turn before is computed again: %s", request.request_id, error)
             return None
         content = content_of(request, source.tokens)
-        if source.tokens <= request.num_prompt_tokens and content and content == params.get("kvferry_content"):
+        goes_on = source.tokens <= request.num_prompt_tokens and content == params.get("kvferry_content")
+        if goes_on and content and self._same_draft(params):
             return source
-        logger.info("request %s does not go on with the tokens of the turn before", request.request_id)
+        if not goes_on or not content:
+            logger.info("request %s does not go on with the tokens of the turn before", request.request_id)
+        self._decline(request, source)
         return None
 
     def _tables(self, block_ids: Sequence[Sequence[int]]) -> list[BlockTable]:
