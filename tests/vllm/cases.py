@@ -252,7 +252,7 @@ CASES = {
     "turns": Case(
         "llama",
         Side(64, arguments=(*ROOM, *LONGER)),
-        Side(32, arguments=(*ROOM, *LONGER)),
+        Side(32, arguments=(*ROOM, *LONGER, "--num-gpu-blocks-override", "120")),
         what=What.TURNS,
         both=True,
     ),

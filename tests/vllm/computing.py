@@ -72,6 +72,7 @@ class Computing:
         self.scheduling.introduce({where: told for where, told in found.items() if told is not None})
         managers = [SimpleNamespace(num_cached_block={}) for _ in cache.kv_cache_groups]
         manager: Any = SimpleNamespace(
+            block_pool=SimpleNamespace(get_num_free_blocks=lambda: len(self.tables)),
             get_block_ids=lambda request: self.tables[request],
             coordinator=SimpleNamespace(single_type_managers=managers),
         )

@@ -587,7 +587,7 @@ class BadInput(Pairs):
         with self.says("request turn cannot be handed over"):
             self.assertEqual(decode.scheduling.finished(request, [HERE[:2]], True), (False, None))
         self.assertEqual(decode.scheduling._schedule.counts.requests, 0)
-        self.assertEqual(decode.scheduling._turns, set())
+        self.assertFalse(decode.scheduling._turns.wants("turn"))
 
     def test_settings_that_make_no_sense_are_named(self) -> None:
         for extra, text in (

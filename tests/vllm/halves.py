@@ -47,6 +47,7 @@ def a_request(name: str, tokens: int, params: dict[str, Any] | None, computed: i
         request_id=name,
         kv_transfer_params=params,
         num_prompt_tokens=tokens,
+        num_tokens=tokens,
         prompt_token_ids=prompt,
         _all_token_ids=list(prompt),
         all_token_ids=list(prompt),

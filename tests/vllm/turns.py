@@ -25,6 +25,7 @@ from servers import Server, greedy
 TURNS = 10
 FIRST = 200
 ANSWER = 40
+CROWD = 14  # conversations, whose answers need 154 blocks; the decode server has 120
 BYTES = "vllm:kvferry_load_size_bytes_sum"  # bytes read, and bytes that a peer has written
 
 
@@ -53,6 +54,25 @@ class Turns(Asking):
         talk, last = self.conversation()
         self.forgotten(talk, last)
         self.corrupted(talk)
+        self.crowded()
+
+    def crowded(self) -> None:
+        """More conversations begin than the decode server has blocks for: its oldest answers give way."""
+        talks = [self.new(FIRST + 100) for _ in range(CROWD)]
+        want = [self.alone(talk) for talk in talks]
+        turns = [self.turn(talk, None) for talk in talks]
+        for i, found in enumerate(turns):
+            self.judge(f"conversation {i + 1} of {CROWD}: same tokens", found.tokens == want[i])
+            kept = (found.params or {}).get("remote_num_tokens")
+            self.judge(f"conversation {i + 1} of {CROWD}: the answer is kept", kept == FIRST + 100 + ANSWER - 1)
+        for i, reads in ((CROWD - 1, True), (0, False)):
+            talk = talks[i] + turns[i].tokens + self.new(20)
+            found = self.turn(talk, turns[i].params)
+            what = (
+                f"conversation {i + 1} goes on, and its answer {'is' if reads else 'has gone and is not'} read"
+            )
+            self.judge(what, bool(found.there) == reads, f"{found.there} bytes")
+            self.judge(f"{what}: same tokens", found.tokens == self.alone(talk))
 
     def new(self, count: int) -> list[int]:
         """New random tokens."""

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import halves
 from connector_test import HERE, LOGGER, THERE, Pairs
-from halves import HEADS, LAYERS, SIZE, Half, a_request, blocks_of, steps
+from halves import HEADS, LAYERS, SIZE, Half, a_request, blocks_of, output_of, steps
 
 from kvferry.scheduler import InstructionKind
 from kvferry.vllm.scheduling import Scheduling
@@ -223,6 +224,91 @@ class Conversations(Turns):
             self.assertFalse(decode.scheduling._keeps_turns)
             said: Any = SimpleNamespace(request_id="r")
             self.assertIsNone(prefill.scheduling._turn_before(said, {"remote_request_id": "r"}))
+
+
+class GivingWay(Turns):
+    """The decode server keeps two answers, of seven blocks of 16 tokens each; other requests lack blocks."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.prefill, self.decode = self.start()
+        self.write(self.prefill, THERE, range(TOKENS))
+        params = self.prefill.serve("more-p", TOKENS, THERE)
+        self.answer(self.prefill, self.decode, "more", TOKENS, params, 0, ANSWERED, OTHERS)
+        self.decode.step()
+        self.free = 0
+        pool = SimpleNamespace(get_num_free_blocks=lambda: self.free)
+        blocks: Any = SimpleNamespace(block_pool=pool, coordinator=SimpleNamespace(single_type_managers=[]))
+        self.decode.scheduling.bind(blocks)
+
+    def ask(self, tokens: int) -> None:
+        """vLLM looks at a request that another engine knows nothing of, and has no blocks for it."""
+        self.assertEqual(self.decode.scheduling.match(a_request("new", tokens, None), 0), (0, False))
+
+    def leaving(self, runs: int = 0) -> list[str]:
+        """Makes a step in which so many tokens are computed; returns the answers that give way."""
+        scheduled = output_of(compute={"another": runs} if runs else None)
+        with mock.patch.object(halves, "output_of", lambda **_: scheduled):
+            step = self.decode.step()
+        kinds = (InstructionKind.CANCEL, InstructionKind.HOLD)
+        return [item.request.id.decode() for item in step.instructions if (item.kind, item.cancels) == kinds]
+
+    def test_the_oldest_gives_way_to_a_request_that_waits(self) -> None:
+        self.ask(16)
+        self.assertEqual(self.leaving(), ["one"])
+        steps(self.decode, until=lambda: "one" in self.decode.sent)
+        self.assertNotIn("more", self.decode.sent)
+
+    def test_as_many_give_way_as_have_the_blocks(self) -> None:
+        for free, leave in ((0, ["one", "more"]), (1, ["one"]), (7, ["one"]), (8, [])):
+            with self.subTest(free=free):
+                self.free = free
+                self.ask(8 * 16)
+                self.assertEqual(self.leaving(runs=1), leave)
+                self.doCleanups()
+                self.setUp()
+
+    def test_those_that_leave_count_until_they_have_left(self) -> None:
+        self.ask(80)
+        with mock.patch.object(self.decode.worker, "start"):  # a worker that does not carry it out yet
+            self.assertEqual(self.leaving(), ["one"])
+            self.ask(7 * 16)
+            self.assertEqual(self.leaving(), [])
+            self.ask(7 * 16 + 1)
+            self.assertEqual(self.leaving(), ["more"])
+
+    def test_what_runs_may_free_blocks_and_what_does_not_run_cannot(self) -> None:
+        self.free = 100  # which vLLM keeps for other requests
+        self.ask(96)
+        self.assertEqual(self.leaving(runs=1), [])
+        self.ask(96)
+        self.assertEqual(self.leaving(), ["one"])
+
+    def test_a_request_that_has_its_blocks_takes_none(self) -> None:
+        self.ask(96)
+        request = a_request("new", 96, None)
+        self.decode.scheduling.allocated(request, blocks_of(OTHERS), 0)
+        self.assertEqual(self.leaving(), [])
+        self.assertEqual(self.leaving(), [])
+
+    def test_a_request_that_runs_is_helped_before_another_loses_its_blocks(self) -> None:
+        for name in ("one", "more"):
+            self.assertTrue(self.decode.scheduling.gives_way())
+            self.assertEqual(self.leaving(runs=1), [name])
+            steps(self.decode, until=lambda name=name: name in self.decode.sent)
+        self.assertFalse(self.decode.scheduling.gives_way())
+
+    def test_the_next_turn_of_one_that_has_left_is_computed(self) -> None:
+        self.ask(16)
+        self.assertEqual(self.leaving(), ["one"])
+        steps(self.decode, until=lambda: "one" in self.decode.sent)
+        request, load = self.turn(self.prefill, CACHED_THERE)
+        self.assertGreater(load, 0)
+        steps(self.prefill, self.decode, until=lambda: "two-p" in self.prefill.received)
+        self.assertTrue(self.prefill.invalid)
+        self.write(self.prefill, THERE, range(NEXT))
+        params = self.finish(self.prefill, request)
+        self.answer(self.prefill, self.decode, "two", NEXT, params, 0, NEXT + 4)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ __all__ = [
     "SupportsHMA",
     "UniformTypeKVCacheSpecs",
     "create_metric_per_engine",
+    "free_blocks",
     "get_dcp_group",
     "get_pcp_group",
     "get_pp_group",
@@ -131,6 +132,11 @@ def leave_uncached(blocks: KVCacheManager, group: int, request: str, entry: int)
     """
     cached = blocks.coordinator.single_type_managers[group].num_cached_block
     cached[request] = max(cached.get(request, 0), entry + 1)
+
+
+def free_blocks(blocks: KVCacheManager) -> int:
+    """The number of blocks that no request uses."""
+    return blocks.block_pool.get_num_free_blocks()
 
 
 def write_cpu_page(

@@ -118,6 +118,10 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         """The workers' tasks in this step."""
         return self.scheduling.step(scheduler_output)
 
+    def has_pending_block_frees(self) -> bool:
+        """Whether a running request that lacks blocks gets kept ones soon; if not, vLLM takes another's."""
+        return self.scheduling.gives_way()
+
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Takes in the reports of the workers."""
         self.scheduling.update(connector_output)

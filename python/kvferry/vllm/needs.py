@@ -77,6 +77,7 @@ HOOKS = {
     "get_num_new_matched_tokens": "saying what can be loaded",
     "update_state_after_alloc": "learning the blocks of a request",
     "build_connector_meta": "telling the workers what to do",
+    "has_pending_block_frees": "answers that give way",
     "update_connector_output": "learning what the workers have done",
     "register_kv_caches": "learning where the caches are",
     "get_handshake_metadata": "telling the scheduler's half of a rank",
@@ -124,7 +125,7 @@ NEEDS = (
             "kv_transfer_params": "where a cache is",
             "num_prompt_tokens": "the length of a prompt",
             "num_computed_tokens": "how much of a cache there is",
-            "num_tokens": "how much of a turn there is",
+            "num_tokens": "how much of a turn there is, and how many blocks a request needs",
             "all_token_ids": "telling whether a request goes on with the turn before",
             "prompt_embeds": "telling whether a request goes on with the turn before",
             "lora_request": "telling whether a request goes on with the turn before",
@@ -142,6 +143,8 @@ NEEDS = (
     Need(
         "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids", "writing requests while they are computed"
     ),
+    Need("vllm.v1.core.kv_cache_manager:KVCacheManager.block_pool", "answers that give way"),
+    Need("vllm.v1.core.block_pool:BlockPool.get_num_free_blocks", "answers that give way"),
     Need(
         "vllm.v1.core.kv_cache_manager:KVCacheManager.coordinator",
         "leaving blocks that are loaded in part out of the prefix cache",
@@ -244,7 +247,6 @@ LEFT_ALONE = frozenset(
         "get_mem_pool_context",
         "get_required_kvcache_layout",
         "has_connector_metadata",
-        "has_pending_block_frees",
         "has_pending_push_work",
         "register_finished_partial_tail",
         "requires_kv_delivery",

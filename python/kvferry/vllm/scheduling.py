@@ -20,13 +20,21 @@ from kvferry.request import NO_BLOCK, BlockTable, GroupSteps
 from kvferry.rules import prefill_token_count
 from kvferry.scheduler import Instruction, InstructionKind, Schedule, TransferParams
 from kvferry.transfer_params import read_id, read_number, read_source, write_source
-from kvferry.vllm.compat import KVCacheConfig, init_logger, keep_one_more, leave_uncached, shorten_prompt
+from kvferry.vllm.compat import (
+    KVCacheConfig,
+    free_blocks,
+    init_logger,
+    keep_one_more,
+    leave_uncached,
+    shorten_prompt,
+)
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order, own_layers
 from kvferry.vllm.identity import content_of, prompt_of, rotation_of, scale_facts
 from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
 from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import read_settings
+from kvferry.vllm.turns import Turns
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -65,7 +73,7 @@ class Scheduling:
         self._without_draft: set[str] = set()  # requests whose other side has no such cells
         self._accepting = Accepting(self._settings.takes_commands)
         self._refused: set[str] = set()  # requests whose answers say that the engine drains
-        self._turns: set[str] = set()  # requests of a consumer that are kept for the next turn
+        self._turns = Turns()  # answers of a consumer that are kept for the next turn
         self._early: EarlyPushes | None = None
         self._blocks: KVCacheManager | None = None
 
@@ -146,8 +154,8 @@ class Scheduling:
             if source is not None and not self._same_draft(params):
                 self._without_draft.add(request.request_id)
             elif not prefills and self._keeps_turns and content_of(request, 0):
-                self._turns.add(request.request_id)
-            serves = prefills or request.request_id in self._turns
+                self._turns.want(request.request_id)
+            serves = prefills or self._turns.wants(request.request_id)
             push = prefills and self._settings.push
             announced = push and source is None and bool(params.get("kvferry_transfer_id"))
             if announced:
@@ -231,11 +239,14 @@ class Scheduling:
 
     def match(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens can be loaded, and whether the request waits for them; None: not known yet."""
+        sizes = {group.source: group.tokens_per_id for group in self._groups}
+        self._turns.asked(request.request_id, sum(-(-request.num_tokens // size) for size in sizes.values()))
         key = self._keys.get(request.request_id)
         if key is None or self._schedule is None:
             return 0, False
         accepted = self._accepting.decide(request.request_id)
         if accepted is None:
+            self._turns.served(request.request_id)
             return None, False
         if not accepted:
             logger.warning("request %s is not kept for peers: %s", request.request_id, DRAINS)
@@ -251,6 +262,7 @@ class Scheduling:
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, load_tokens: int) -> None:
         """The request has blocks."""
+        self._turns.served(request.request_id)
         key = self._keys.get(request.request_id)
         if key is None or self._schedule is None or request.request_id in self._loading:
             return
@@ -297,7 +309,7 @@ class Scheduling:
         """Neither loads nor keeps a request: vLLM computes it, as if the connector had not been asked."""
         assert self._schedule is not None
         self._schedule.abort(self._keys.pop(request))
-        self._turns.discard(request)
+        self._turns.drop(request)
         if self._early is not None:
             self._early.finished(request, kept=False)
 
@@ -307,7 +319,7 @@ class Scheduling:
         """The request has finished. Returns whether its blocks are kept, and parameters for the consumer."""
         keep, params = self._finish(request, block_ids, ended_well)
         if not keep:
-            self._turns.discard(request.request_id)
+            self._turns.drop(request.request_id)
         if self._early is not None:
             self._early.finished(request.request_id, keep)
         return keep, params
@@ -319,10 +331,10 @@ class Scheduling:
         self._matched.pop(request.request_id, None)
         self._without_draft.discard(request.request_id)
         self._accepting.ended(request.request_id)
-        is_turn = request.request_id in self._turns
+        is_turn = self._turns.wants(request.request_id)
         ended_well &= not (is_turn and self._accepting.drains)  # its next turn would be a new request
         if is_turn and not ended_well:
-            self._turns.discard(request.request_id)
+            self._turns.drop(request.request_id)
         if request.request_id in self._refused:
             self._refused.discard(request.request_id)
             return False, {REFUSED: DRAINS}
@@ -345,6 +357,9 @@ class Scheduling:
             return not self._schedule.abort(key), None
         if end.params is None:
             return end.keep, None
+        if is_turn:
+            whole = {block for ids in block_ids for block in ids} - {NULL_BLOCK}
+            self._turns.finished(request.request_id, len(whole))
         params = self._params_out(request, end.params, block_ids, is_turn)
         if end.keep and self._settings.takes_commands:
             self._params[request.request_id] = {**params, "remote_block_ids": []}  # which may be many
@@ -372,9 +387,11 @@ class Scheduling:
         fills = bool(output.new_block_ids_to_zero or output.kv_cache_block_copies)
         early, blocks = self._early, self._blocks
         if early is None or blocks is None:
-            return KvferryStep(self._take(), void, idle=idle, params=params, computes=computes, fills=fills)
+            return KvferryStep(
+                self._take(output), void, idle=idle, params=params, computes=computes, fills=fills
+            )
         early.open(output)
-        instructions = self._take()
+        instructions = self._take(output)
         return KvferryStep(
             instructions,
             void,
@@ -387,14 +404,25 @@ class Scheduling:
             fills,
         )
 
-    def _take(self) -> list[Instruction]:
+    def _take(self, output: SchedulerOutput) -> list[Instruction]:
+        """The instructions of the step, after kept answers have given way to requests that lack blocks."""
         assert self._schedule is not None
+        if self._blocks is not None:
+            idle = output.total_num_scheduled_tokens == 0
+            for key in self._turns.give_way(free_blocks(self._blocks), idle=idle):
+                logger.info("answer %s is no longer kept for its next turn: blocks are short", key.id.decode())
+                self._schedule.abort(key)
         return [self._keep_turn(self._leave_draft(item)) for item in self._schedule.take()]
+
+    def gives_way(self) -> bool:
+        """Whether a running request that lacks blocks gets some that are kept for next turns."""
+        return self._turns.can_help()
 
     def update(self, output: KVConnectorOutput) -> None:
         """Takes in the reports of all workers."""
         received = set(output.finished_recving or ())
         self._loading -= received
+        self._turns.ended(output.finished_sending or ())
         if isinstance(output.kv_connector_worker_meta, KvferryReport):
             self._accepting.reported(output.kv_connector_worker_meta)
         if self._schedule is None:
@@ -442,9 +470,9 @@ class Scheduling:
     def _keep_turn(self, item: Instruction) -> Instruction:
         """Keeps an answer as long as its next turn may take: until then no consumer gives a sign of life."""
         name = item.request.id.decode()
-        if item.kind != InstructionKind.HOLD or name not in self._turns:
+        if item.kind != InstructionKind.HOLD or not self._turns.wants(name):
             return item
-        self._turns.discard(name)
+        self._turns.keep(item.request)
         return replace(item, deadline=self._settings.turn)
 
     def _turn_before(self, request: Request, params: dict[str, Any]) -> TransferParams | None:
