@@ -134,14 +134,16 @@ static kvf_status check_path(const char *path) {
         return KVF_OK;
     if (!S_ISSOCK(found.st_mode))
         return kvf_fail(KVF_E_EXISTS, "ipc://%s exists and is not a socket", path);
-    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int probe = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (probe < 0)
         return kvf_fail(KVF_E_IO, "socket: %s", zmq_strerror(errno));
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path, path, strlen(path) + 1); /* it fits: see read_ipc() in link_endpoint.c */
-    bool is_served = connect(probe, (const struct sockaddr *)&address, sizeof address) == 0;
+    /* Others than these two mean that it is served: by a process that does not accept, for another user, otherwise. */
+    bool is_left = connect(probe, (const struct sockaddr *)&address, sizeof address) != 0 &&
+                   (errno == ECONNREFUSED || errno == ENOENT);
     (void)close(probe);
-    return is_served ? kvf_fail(KVF_E_EXISTS, "ipc://%s is in use", path) : KVF_OK;
+    return !is_left ? kvf_fail(KVF_E_EXISTS, "ipc://%s is in use", path) : KVF_OK;
 }
 
 kvf_status kvf_link_bind(kvf_zmq_link *link, const kvf_endpoint *endpoint) {

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <zmq.h>
@@ -828,6 +829,30 @@ static void an_ipc_path_in_use_or_of_a_file_is_left_alone(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* Of a process that has stopped, whose queue of connections is full, connecting would wait. */
+static void an_ipc_path_whose_owner_accepts_nothing_is_in_use(void **state) {
+    (void)state;
+    end self;
+    char endpoint[128], folder[] = "/tmp/kvf_link_XXXXXX";
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    assert_non_null(mkdtemp(folder));
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s/socket", folder);
+    (void)snprintf(endpoint, sizeof endpoint, "ipc://%s", address.sun_path);
+    int owner = socket(AF_UNIX, SOCK_STREAM, 0), waits = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(bind(owner, (const struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(owner, 0), 0);
+    assert_int_equal(connect(waits, (const struct sockaddr *)&address, sizeof address), 0);
+
+    assert_fails(try_open_end(&self, (kvf_link_options){.listen = endpoint}), KVF_E_EXISTS, "in use");
+
+    assert_int_equal(close(owner), 0);
+    open_end(&self, (kvf_link_options){.listen = endpoint}); /* nobody listens there any more */
+    kvf_link_close(self.link);
+    assert_int_equal(close(waits), 0);
+    (void)unlink(address.sun_path);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 static void an_address_that_is_not_ours_is_an_error(void **state) {
     (void)state;
     end self;
@@ -978,6 +1003,7 @@ int main(void) {
         cmocka_unit_test(beyond_loopback_it_listens_only_when_that_is_asked_for_by_name),
         cmocka_unit_test(an_address_in_use_is_named),
         cmocka_unit_test(an_ipc_path_in_use_or_of_a_file_is_left_alone),
+        cmocka_unit_test(an_ipc_path_whose_owner_accepts_nothing_is_in_use),
         cmocka_unit_test(an_address_that_is_not_ours_is_an_error),
         cmocka_unit_test(a_message_ends_the_wait_and_nothing_is_slept_over),
         cmocka_unit_test(waiting_ends_when_it_is_time_to_dial_again),
