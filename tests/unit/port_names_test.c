@@ -1,37 +1,6 @@
 /* Host names: they are looked up beside everything else, and again for each connection. */
-#include <netdb.h>
-#include <stdatomic.h>
-
 #include "link_ends.h"
-
-static _Atomic uint32_t asked; /* how often somebody has asked for the address of "moves.test" */
-static _Atomic bool lets_go;   /* a server of names answers at last */
-
-/* In place of the C library's: "slow.test" takes long, and "moves.test" is at first where nobody listens. */
-/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's are reserved */
-int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
-    static struct sockaddr_in addresses[2];
-    static struct addrinfo found[2];
-    (void)service, (void)hints;
-    for (int i = 0; i < 1000 && strcmp(host, "slow.test") == 0 && !lets_go; i++)
-        (void)usleep(10000);
-    const bool moves = strcmp(host, "moves.test") == 0;
-    if (!moves && strcmp(host, "here.test") != 0)
-        return EAI_AGAIN;
-    const uint32_t i = moves && atomic_fetch_add(&asked, 1) < 2;
-    addresses[i] = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK + i)};
-    found[i] = (struct addrinfo){.ai_family = AF_INET,
-                                 .ai_socktype = SOCK_STREAM,
-                                 .ai_addrlen = sizeof addresses[i],
-                                 .ai_addr = (struct sockaddr *)&addresses[i]};
-    *out = &found[i];
-    return 0;
-}
-
-/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name) */
-void freeaddrinfo(struct addrinfo *found) {
-    (void)found;
-}
+#include "slow_names.h"
 
 /* An endpoint of the server's port at another host. */
 static const char *at(const end *server, const char *host, char out[128]) {

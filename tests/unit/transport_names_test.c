@@ -1,46 +1,19 @@
 /* Owners that name their hosts in their cards: the names are looked up while everything else goes on. */
 #include "transport/messages/messages.h"
 
-#include <netdb.h>
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "slow_names.h"
 #include "transport/front.h"
 #include "transport_pair.h"
 
 static const pair_kind plain = {
     "messages", {false, false}, "messages", {"messages.listen", "tcp://127.0.0.1:*"}};
-
-static _Atomic bool lets_go; /* a server of names answers at last */
-
-/* In place of the C library's: "slow.test" takes long. */
-/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name): the C library's are reserved */
-int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **out) {
-    static struct sockaddr_in address;
-    static struct addrinfo found;
-    (void)service, (void)hints;
-    for (int i = 0; i < 1000 && strcmp(host, "slow.test") == 0 && !lets_go; i++)
-        (void)usleep(10000);
-    if (strcmp(host, "slow.test") != 0 && strcmp(host, "here.test") != 0)
-        return EAI_AGAIN;
-    address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    found = (struct addrinfo){.ai_family = AF_INET,
-                              .ai_socktype = SOCK_STREAM,
-                              .ai_addrlen = sizeof address,
-                              .ai_addr = (struct sockaddr *)&address};
-    *out = &found;
-    return 0;
-}
-
-/* NOLINTNEXTLINE(readability-inconsistent-declaration-parameter-name) */
-void freeaddrinfo(struct addrinfo *found) {
-    (void)found;
-}
 
 /* Connects by a card of `there` that names this host. */
 static kvf_status connect_to(const test_side *here, const test_side *there, const char *host,
@@ -84,10 +57,10 @@ static void read_from(test_side *here, test_side *there, kvf_peer *peer) {
 static void a_name_that_takes_long_to_look_up_keeps_no_other_peer_waiting(void **state) {
     (void)state;
     test_side here, there;
-    kvf_peer *slow, *peer;
+    kvf_peer *late, *peer;
     side_open(&here, &plain, 1);
     side_open(&there, &plain, 2);
-    assert_int_equal(connect_to(&here, &there, "slow.test", &slow), KVF_OK);
+    assert_int_equal(connect_to(&here, &there, "late.test", &late), KVF_OK);
     const uint64_t begun = kvf_now(&kvf_monotonic);
     assert_int_equal(connect_to(&here, &there, "127.0.0.1", &peer), KVF_OK);
     read_from(&here, &there, peer);
@@ -97,7 +70,7 @@ static void a_name_that_takes_long_to_look_up_keeps_no_other_peer_waiting(void *
     assert_int_equal(here.lost, 0);
     const kvf_run run = {0, 0, 1000, 0, 0};
     test_outcome outcome = {0};
-    assert_int_equal(kvf_transport_submit(slow, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
+    assert_int_equal(kvf_transport_submit(late, KVF_READ, &run, 1, note_outcome, &outcome, NULL), KVF_OK);
     lets_go = true;
     drive(&here, &there, &outcome.calls, 1);
     assert_int_equal(outcome.status, KVF_OK); /* in the end it has an address */
@@ -120,12 +93,12 @@ static void an_owner_is_reached_by_its_name(void **state) {
 static void an_endpoint_closes_while_a_name_is_looked_up(void **state) {
     (void)state;
     test_side here, there;
-    kvf_peer *slow;
+    kvf_peer *late;
     lets_go = false;
     side_open(&here, &plain, 1);
     side_open(&there, &plain, 2);
     const uint64_t begun = kvf_now(&kvf_monotonic);
-    assert_int_equal(connect_to(&here, &there, "slow.test", &slow), KVF_OK);
+    assert_int_equal(connect_to(&here, &there, "late.test", &late), KVF_OK);
     drive_idle(&here, &there);
     side_close(&here);
     side_close(&there);
