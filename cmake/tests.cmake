@@ -120,6 +120,16 @@ if(NOT KVF_CORE_ONLY)
       set_property(TEST ${name}_as_real PROPERTY SKIP_RETURN_CODE 77)
     endif()
   endforeach()
+  # And over one with two devices that do not reach each other, of which such tests use the first.
+  foreach(name agent_device_processes_test cuda_copier_test transport_cuda_test)
+    if(TARGET ${name})
+      kvf_add_test(${name}_apart unit 300 ${name})
+      set_property(TEST ${name}_apart
+                   APPEND PROPERTY ENVIRONMENT KVF_TEST_DEVICES_AS_REAL=1 FAKE_CUDA_DEVICES=2 FAKE_CUDA_APART=1
+                                   "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+      set_property(TEST ${name}_apart PROPERTY SKIP_RETURN_CODE 77)
+    endif()
+  endforeach()
 endif()
 
 # Runs the benchmark of devices with little memory of the stand-in, to test its code: the figures mean nothing.

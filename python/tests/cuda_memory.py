@@ -33,8 +33,16 @@ class Driver:
         assert result == 0, f"{name}: {result}"
 
     def number(self, wanted: int) -> int:
-        """The device with this number, or another one if there are fewer."""
-        return wanted % self.count
+        """The device with this number, or another one if there are fewer; the first if the two do not reach
+        each other's memory, as over PCIe in many machines.
+        """
+        number = wanted % self.count
+        return number if number == 0 or (self._reaches(0, number) and self._reaches(number, 0)) else 0
+
+    def _reaches(self, device: int, other: int) -> bool:
+        can = ctypes.c_int()
+        self._call("cuDeviceCanAccessPeer", ctypes.byref(can), device, other)
+        return can.value != 0
 
     def on(self, device: int, name: str, *arguments: Any) -> None:
         """Calls a function with a device current. An asynchronous one also gets a stream, and is waited for."""

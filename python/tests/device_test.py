@@ -100,6 +100,16 @@ def test_the_devices_are_listed(driver: Driver) -> None:
     assert all(bool(device.code) != bool(device.why_not) for device in found)
 
 
+def test_tests_use_one_device_where_devices_do_not_reach_each_other(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not devices()[0].name.startswith("stand-in"):
+        pytest.skip("devices of a real driver reach each other, or do not")
+    assert driver.number(1) == 1
+    monkeypatch.setenv("FAKE_CUDA_APART", "1")
+    assert driver.number(1) == 0
+
+
 # ---- memory that kvferry takes
 
 

@@ -93,13 +93,19 @@ static kvf_status make_copy(const kvf_cuda *cuda, uint64_t bytes, unsigned char 
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+/* Rounds may name the fabric "cuda", so devices must reach each other: the first does for all that do not. */
+static uint32_t device_of(const kvf_cuda *cuda, uint32_t wanted) {
+    const uint32_t number = wanted % cuda->device_count;
+    return kvf_cuda_check_reach(cuda, 0, number) || kvf_cuda_check_reach(cuda, number, 0) ? 0 : number;
+}
+
 kvf_status worker_devices_memory(uint32_t device, uint64_t bytes, kvf_memory *out, unsigned char **seen) {
     const kvf_cuda *cuda;
     CUdeviceptr address = 0;
     kvf_status status = kvf_cuda_find(&cuda);
     if (status)
         return status;
-    used = device % cuda->device_count;
+    used = device_of(cuda, device);
     status = kvf_cuda_enter(used, &cuda);
     if (status)
         return status;

@@ -28,10 +28,12 @@ bool devices_are_real(void);
             skip();                                                                                          \
     } while (0)
 
-/** The device with this number, or another if there are fewer devices. */
+/** The device with this number, or another if there are fewer devices; the first if the two are real, and do not reach
+ * each other's memory, as over PCIe in many machines. */
 uint32_t devices_number(uint32_t wanted);
 
-/** Skips a test that would be like others on a machine with one device; stands at the test's beginning. */
+/** Skips a test that would be like others on a machine with one device, or whose devices do not reach each other; stands
+ * at the test's beginning. */
 #define DEVICES_ARE_SEVERAL()                                                                                \
     do {                                                                                                     \
         if (devices_number(1) == 0)                                                                          \
