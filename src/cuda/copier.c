@@ -277,6 +277,14 @@ static kvf_status find_registered(const kvf_cuda *cuda, uint32_t device, void *m
     return kvf_fail_in(KVF_E_UNSUPPORTED, "pinned memory of the host: ");
 }
 
+/* Drivers refuse memory that they cannot lock or map with many results; it is enough that they refuse. */
+static kvf_status pinned(const kvf_cuda *cuda, CUresult result) {
+    const kvf_status status = kvf_cuda_status(cuda, result, "pinning memory of the host");
+    if (!status || status == KVF_E_NOMEM || kvf_cuda_stays(result))
+        return status;
+    return kvf_fail_in(KVF_E_UNSUPPORTED, "the device may not reach it: ");
+}
+
 kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes, uint64_t *address) {
     const kvf_cuda *cuda;
     kvf_status status = kvf_cuda_enter(copier->device, &cuda);
@@ -285,7 +293,7 @@ kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes, uint
     const CUresult result =
         cuda->cuMemHostRegister_v2(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     const bool existed = result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    status = existed ? KVF_OK : kvf_cuda_status(cuda, result, "pinning memory of the host");
+    status = existed ? KVF_OK : pinned(cuda, result);
     if (!status) {
         status = find_registered(cuda, copier->device, memory, address);
         if (status && !existed)

@@ -62,7 +62,7 @@ kvf_status kvf_copier_close(kvf_copier *copier);
  *
  * @param address  receives where devices find the memory: with most drivers at the host's address, but not with WSL 2
  * @return KVF_OK, KVF_E_NOMEM, KVF_E_EXISTS (known to the driver already; `address` is set), KVF_E_UNSUPPORTED (the
- *         device does not reach it), KVF_E_IO
+ *         driver refuses it, or the device does not reach it), KVF_E_IO (the device is unusable)
  */
 kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes, uint64_t *address);
 
