@@ -582,11 +582,19 @@ static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
 
 static void device_code_that_the_driver_does_not_take_is_unsupported(void **unused) {
     (void)unused;
-    kvf_copier *copier = NULL;
-    devices_fail("cuModuleLoadData", CUDA_ERROR_UNSUPPORTED_PTX_VERSION, 1);
-    assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_E_UNSUPPORTED);
-    assert_null(copier);
-    assert_non_null(strstr(kvf_error_detail(), "loading device code: "));
+    static const int refusals[] = {CUDA_ERROR_INVALID_IMAGE,
+                                   CUDA_ERROR_NO_BINARY_FOR_GPU,
+                                   CUDA_ERROR_INVALID_PTX,
+                                   CUDA_ERROR_JIT_COMPILER_NOT_FOUND,
+                                   CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+                                   CUDA_ERROR_JIT_COMPILATION_DISABLED};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        kvf_copier *copier = NULL;
+        devices_fail("cuModuleLoadData", refusals[i], 1);
+        assert_int_equal(kvf_copier_open(0, NULL, &copier), KVF_E_UNSUPPORTED);
+        assert_null(copier);
+        assert_non_null(strstr(kvf_error_detail(), "loading device code: "));
+    }
 }
 
 static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) {
