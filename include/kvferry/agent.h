@@ -396,9 +396,9 @@ typedef enum kvf_ready_kind {
  * duplicated, and never read: the caller may close its own at once, and must leave it readable until the request's
  * event. Waiting takes a descriptor. An event of a CUDA stream counts as it was last recorded before the call: the
  * caller may record it again or destroy it at once. One that was recorded while a CUDA graph was captured from its
- * stream is refused (KVF_E_INVALID): record one after the graph is launched. Waiting takes a stream of the device,
- * which the agent polls at least every millisecond. Once the request's event says DONE, all streams see what was read
- * or written for it.
+ * stream is refused (KVF_E_INVALID), and a capture that still goes on is spoilt: record one after the graph is
+ * launched. Waiting takes a stream of the device, which the agent polls at least every millisecond. Once the request's
+ * event says DONE, all streams see what was read or written for it.
  */
 typedef struct kvf_ready_event {
     size_t struct_size; /**< sizeof(kvf_ready_event) */
