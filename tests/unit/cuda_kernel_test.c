@@ -1,7 +1,8 @@
 /*
  * The kernels of devices, run on the host: every thread of every block in turn, over host memory, compared with a copy
- * element by element that finds every place by itself. As `cuda_kernel_test device` the test does the same moves as
- * jobs of a device's copy engine instead, over pinned memory, which has the same address on host and device.
+ * element by element that finds every place by itself. As `cuda_kernel_test device` the test does the same moves and
+ * hashes as jobs of a device's copy engine and hasher instead, over pinned memory, which has the same address on host and
+ * device.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,6 +17,7 @@
 
 #include "cuda/copier.h"
 #include "cuda/device_image.h"
+#include "cuda/hasher.h"
 #include "kernel/convert.h"
 
 #include "device_kernels.h"
@@ -25,6 +27,7 @@
 /* ---- where the kernels run ------------------------------------------------------------------------------- */
 
 static kvf_copier *copier; /* NULL: the kernels run on the host */
+static kvf_hasher *hasher; /* there is one if there is a copier */
 
 static void *room(size_t bytes) {
     const kvf_cuda *cuda;
@@ -74,6 +77,7 @@ typedef struct test_side {
     unsigned char *memory;
     size_t bytes;
     uint32_t *table;
+    uint32_t table_count;
     uint32_t element_bytes;
     kvf_box box;
     bool packed;
@@ -127,7 +131,8 @@ static test_side make_pages(test_shape shape, uint32_t element_bytes) {
     const uint32_t entries =
         (uint32_t)((made.box.first_row + shape.rows + logical_rows - 1) / logical_rows) + 1;
     const uint32_t held = entries + between(0, 3);
-    made.table = room((entries + 1) * sizeof *made.table);
+    made.table_count = entries + 1;
+    made.table = room(made.table_count * sizeof *made.table);
     made.table[0] = UINT32_MAX;            /* belongs to another request */
     for (uint32_t i = 0; i < entries; i++) /* no block twice */
         made.table[1 + i] = (i + held / 2) % held;
@@ -334,8 +339,25 @@ static uint32_t sums_differ(const test_sums *sums) {
     return differ;
 }
 
-static void hash(const kvf_device_side *from, kvf_dtype to, test_shape shape, test_sums *sums,
-                 uint32_t blocks) {
+static void hash_on_device(const test_side *from, kvf_dtype from_type, kvf_dtype to, test_shape shape,
+                           test_sums *sums) {
+    kvf_device_sums there = sums->sums;
+    const uint64_t *found;
+    kvf_status status;
+    there.address = 0 - sums->begin * there.step_bytes;
+    kvf_hasher_begin(hasher, from->table, from->table_count, STEPS_MOST * UNITS_MOST);
+    assert_int_equal(kvf_hasher_add(hasher, &from->box, from_type, to, &there, shape.rows, shape.units,
+                                    shape.cell_elements),
+                     KVF_OK);
+    assert_int_equal(kvf_hasher_start(hasher), KVF_OK);
+    while ((status = kvf_hasher_poll(hasher, &found)) == KVF_IN_PROGRESS)
+        ;
+    assert_int_equal(status, KVF_OK);
+    memcpy(sums->found, found, sizeof sums->found);
+}
+
+static void hash_on_host(const kvf_device_side *from, kvf_dtype to, test_shape shape, test_sums *sums,
+                         uint32_t blocks) {
     kvf_cuda_box box;
     uint32_t count = 0, tiles = 0;
     assert_int_equal(kvf_device_hash_boxes(from, to, &sums->sums, shape.rows, shape.units,
@@ -344,6 +366,15 @@ static void hash(const kvf_device_side *from, kvf_dtype to, test_shape shape, te
     assert_int_equal(count, 1);
     memset(sums->found, 0, sizeof sums->found);
     run_hash_kernel(&box, count, tiles, from->type != to, blocks);
+}
+
+static void hash(const test_side *from, kvf_dtype from_type, kvf_dtype to, test_shape shape, test_sums *sums,
+                 uint32_t blocks) {
+    const kvf_device_side side = device_side(from, from_type);
+    if (hasher)
+        hash_on_device(from, from_type, to, shape, sums);
+    else
+        hash_on_host(&side, to, shape, sums, blocks);
 }
 
 /* Hashes cells of random shape; of `cell_elements`, or any number of them if that is 0. */
@@ -356,17 +387,16 @@ static void hash_and_compare(uint64_t seed, uint32_t cell_elements, bool convert
     const kvf_dtype from = types[first_type],
                     to = convert ? types[(first_type + between(1, TYPES - 1)) % TYPES] : from;
     test_side side = make_pages(shape, convert ? kvf_dtype_bits(from) / 8 : 1);
-    const kvf_device_side given = device_side(&side, from);
     make_sums(shape, rows_per_step, &sums);
     expect_sums(&side, shape, from, to, &sums);
-    hash(&given, to, shape, &sums, between(1, 3));
+    hash(&side, from, to, shape, &sums, between(1, 3));
     if (sums_differ(&sums) > 0)
         fail_msg("seed %llu: cells of %u elements have other sums", (unsigned long long)seed,
                  shape.cell_elements);
     /* The control: the sign of one element changes one sum. */
     element(&side, shape, below(shape.rows), below(shape.units),
             below(shape.cell_elements))[side.element_bytes - 1] ^= 0x80;
-    hash(&given, to, shape, &sums, 2);
+    hash(&side, from, to, shape, &sums, 2);
     assert_int_equal(sums_differ(&sums), 1);
     free_side(&side);
 }
@@ -520,17 +550,21 @@ static int run_on_device(void) {
     const struct CMUnitTest tests[] = {
         {"cells_of_any_shape_are_copied (device)", cells_of_any_shape_are_copied, NULL, NULL, NULL},
         {"cells_of_any_shape_are_converted (device)", cells_of_any_shape_are_converted, NULL, NULL, NULL},
+        {"cells_of_any_length_are_hashed_as_by_the_host (device)",
+         cells_of_any_length_are_hashed_as_by_the_host, NULL, NULL, NULL},
+        {"cells_of_any_shape_are_hashed (device)", cells_of_any_shape_are_hashed, NULL, NULL, NULL},
+        {"converted_cells_are_hashed (device)", converted_cells_are_hashed, NULL, NULL, NULL},
     };
     if (kvf_device_image_count == 0) {
         (void)printf("skipped: this build has no device code (scripts/device-compiler)\n");
         return 77;
     }
-    if (kvf_copier_open(0, NULL, &copier)) {
+    if (kvf_copier_open(0, NULL, &copier) || kvf_hasher_open(0, &hasher)) {
         (void)fprintf(stderr, "%s\n", kvf_error_detail());
         return 1;
     }
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return kvf_copier_close(copier) || failed ? 1 : 0;
+    return kvf_hasher_close(hasher) || kvf_copier_close(copier) || failed ? 1 : 0;
 }
 
 int main(int argument_count, char **arguments) {
