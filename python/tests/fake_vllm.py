@@ -20,6 +20,9 @@ from kvferry.vllm.draining import DRAINS, REFUSED
 
 WORDS = ("first", "second", "third", "fourth")
 
+#: How the stream of a chat begins, whatever follows.
+ROLE = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": null}]}\n\n'
+
 
 class Does(enum.Enum):
     """What a server does with requests."""
@@ -146,6 +149,9 @@ class FakeServer:
         await response.prepare(request)
         if does is Does.EMPTY:
             return response
+        if request.path.endswith("/chat/completions"):
+            await response.write(ROLE)
+            await asyncio.sleep(0.001)
         if does is Does.EVENT:
             await response.write(
                 b'data: {"error": {"message": "the load failed", "code": 500}}\n\ndata: [DONE]\n\n'

@@ -58,10 +58,10 @@ class Scene:
         await self.stream_into(events, **fields)
         return events
 
-    async def stream_into(self, events: list[str], **fields: Any) -> None:
+    async def stream_into(self, events: list[str], path: str = "/v1/completions", **fields: Any) -> None:
         """The same, where it may end badly."""
         body = {**QUESTION, "stream": True, **fields}
-        async with self.client.post(self.url + "/v1/completions", json=body) as answer:
+        async with self.client.post(self.url + path, json=body) as answer:
             assert answer.status == 200, await answer.text()
             assert answer.headers["Content-Type"] == "text/event-stream; charset=utf-8"
             async for line in answer.content:

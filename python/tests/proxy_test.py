@@ -8,14 +8,17 @@ import json
 import re
 import signal
 import sys
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
 
-from fake_vllm import WORDS, Does, FakeServer, running
+from fake_vllm import ROLE, WORDS, Does, FakeServer, running
 from kvferry.vllm.proxy import main
+from kvferry.vllm.proxy_answers import Failed, first_to_last
 from kvferry.vllm.proxy_requests import why_not_handed_over
 from kvferry.vllm.proxy_servers import CHUNK_BYTES, MOST_CHUNKS, Servers, read_prompt
 from proxy_scene import QUESTION, Scene, in_scene, texts, until
@@ -268,6 +271,44 @@ async def test_a_stream_that_begins_with_an_error_is_begun_again(scene: Scene) -
     for does in (Does.EVENT, Does.EMPTY):
         scene.decode[0].first = [does]
         assert texts(await scene.stream()) == ["computed", *WORDS]
+
+
+@in_scene()
+async def test_a_chat_that_begins_with_a_role_and_an_error_is_begun_again(scene: Scene) -> None:
+    """vLLM sends the role before it looks whether the load has failed."""
+    chat = {"path": "/v1/chat/completions", "messages": [{"role": "user", "content": "what moves?"}]}
+    scene.decode[0].first = [Does.EVENT]
+    role, *events = await scene.stream(**chat)
+    assert json.loads(role)["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert texts(events) == ["computed", *WORDS]
+    assert await scene.metric('requests_total{outcome="answered"}') == 1
+
+
+def test_what_a_client_gets_of_a_stream_begins_with_something_said() -> None:
+    said = ROLE + b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\ndata: [DONE]\n\n'
+    failed = ROLE + ROLE + b'data: {"error": {"message": "the load failed"}}\n\ndata: [DONE]\n\n'
+    ends = ROLE.replace(b'"finish_reason": null', b'"finish_reason": "stop"')
+    calls = ROLE.replace(b'"content": ""', b'"content": null, "tool_calls": [{"index": 0}]')
+    for step in (1, 7, 1000):
+        assert b"".join(got := pieces_of(said, step)) == said and got[0].startswith(ROLE + b"data: ")
+        for whole in (ends, calls, b": alive\n\n", b"data: no JSON\n\n", b"data: [7]\n\n", b"no event"):
+            assert b"".join(pieces_of(whole, step)) == whole
+        with pytest.raises(Failed, match="the load failed"):
+            pieces_of(failed, step)
+
+
+def pieces_of(stream: bytes, step: int) -> list[bytes]:
+    """What the proxy passes on of a stream that comes in pieces of `step` bytes."""
+
+    async def iter_any() -> AsyncIterator[bytes]:
+        for begin in range(0, len(stream), step):
+            yield stream[begin : begin + step]
+
+    async def go() -> list[bytes]:
+        answer: Any = SimpleNamespace(content=SimpleNamespace(iter_any=iter_any))
+        return [piece async for piece in first_to_last(answer, True)]
+
+    return asyncio.run(go())
 
 
 @in_scene(decode=2)

@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
+#: How the line of an event in a stream begins.
+EVENT = b"data: "
+
 
 class Failed(Exception):
     """A server did not do what the proxy asked.
@@ -53,19 +56,42 @@ async def first_to_last(answer: aiohttp.ClientResponse, is_stream: bool) -> Asyn
     """The pieces of an answer as they come; an answer that is not a stream comes whole.
 
     Raises Failed if a stream begins with an error, as it does if a cache could not be loaded and vLLM was told
-    not to compute it: the client has received nothing yet.
+    not to compute it: the client has received nothing yet. The stream of a chat begins with a role whatever
+    follows, so that waits for the event behind it.
     """
     if not is_stream:
         yield await answer.read()
         return
-    first = True
+    held, looked, begun = b"", 0, False
     async for piece in answer.content.iter_any():
-        if first and piece.startswith(b'data: {"error"'):
-            raise Failed(piece[:300].decode(errors="replace").partition("\n")[0])
-        first = False
-        yield piece
-    if first:
+        held += piece
+        while not begun and (end := held.find(b"\n", looked) + 1):
+            begun = _says_something(held[looked:end])
+            looked = end
+        if begun:
+            yield held
+            held = b""
+    if held:
+        yield held
+    elif not begun:
         raise Failed("the answer ended before it began")
+
+
+def _says_something(line: bytes) -> bool:
+    """Whether a line of a stream has anything for the client beyond a role. Raises Failed if it is an error."""
+    if line.startswith(b'data: {"error"'):
+        raise Failed(line[:300].decode(errors="replace").rstrip())
+    if not line.startswith(EVENT):
+        return False
+    try:
+        choices = json.loads(line.removeprefix(EVENT))["choices"]
+        return not choices or any(
+            choice.get("finish_reason")
+            or any(value for name, value in choice["delta"].items() if name != "role")
+            for choice in choices
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):  # it is no piece of a chat
+        return True
 
 
 class Passing:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from kvferry.vllm.proxy_answers import EVENT
 from kvferry.vllm.proxy_servers import Prompt, Server
 
 #: Most answers that are remembered. The time that a request takes to look for one grows with it.
@@ -20,7 +21,6 @@ MOST_TURNS = 1024
 #: How long they are remembered: as long as a decode server keeps them by default (`decoder_kv_blocks_ttl`).
 KEPT_SECONDS = 480.0
 SAYS = b'"kv_transfer_params"'
-EVENT = b"data: "
 
 
 @dataclass(frozen=True)
