@@ -36,6 +36,7 @@ class Computing:
         model: the part of vLLM's model configuration that the connector reads
         unhooked: names of layers that call no hook
         microbatches: how many a step is computed in, one after the other
+        passes: numbers of layers in the order in which tokens pass through them; each once, in order, if empty
         extra: settings of the connector
     """
 
@@ -46,9 +47,11 @@ class Computing:
         name: str,
         unhooked: Sequence[str] = (),
         microbatches: int = 1,
+        passes: Sequence[int] = (),
         **extra: Any,
     ) -> None:
         self.layout, self._unhooked, self._microbatches = layout, set(unhooked), microbatches
+        self._passes = list(passes)
         ranks, cache = layout.ranks, layout.ranks[0].cache
         config: Any = SimpleNamespace(
             kv_transfer_config=transfer_of(name, extra),
@@ -80,6 +83,7 @@ class Computing:
         self.tables: dict[str, list[list[int]]] = {}
         self.requests: dict[str, Any] = {}
         self.results = [dict[str, set[str]](sent=set(), received=set(), failed=set()) for _ in ranks]
+        self.invalid: set[int] = set()  # blocks of failed loads
         self.content = [
             {
                 layer: torch.randint(1, 255, whole.shape, dtype=torch.uint8)
@@ -172,12 +176,14 @@ class Computing:
 
     def _forward(self, step: KvferryStep, chunks: dict[str, int], between: Between | None) -> bool:
         layers = sorted(self.layout.ranks[0].caches, key=number_of) if chunks else []
-        for part, layer in itertools.product(range(self._microbatches), layers):
+        if self._passes and layers:
+            layers = [next(layer for layer in layers if number_of(layer) == number) for number in self._passes]
+        for part, (at, layer) in itertools.product(range(self._microbatches), enumerate(layers)):
             for rank in range(len(self.workers)):
                 for name, count in chunks.items():
                     done = self.requests[name].num_computed_tokens
                     begin, end = (done + count * i // self._microbatches for i in (part, part + 1))
-                    self._compute(rank, layer, name, range(begin, end))
+                    self._compute(rank, layer, name, range(begin, end), is_last=layer not in layers[at + 1 :])
             if layer not in self._unhooked:
                 for worker in self.workers:
                     worker.layer_done(step, layer)
@@ -185,8 +191,10 @@ class Computing:
                 return False
         return True
 
-    def _compute(self, rank: int, layer: str, name: str, tokens: range) -> None:
-        """Writes the bytes of some tokens of a layer; for a state, those after the last token."""
+    def _compute(self, rank: int, layer: str, name: str, tokens: range, is_last: bool = True) -> None:
+        """Writes the bytes of some tokens of a layer, others before the last pass; for a state, those after
+        the last token.
+        """
         group, spec = self.layout.ranks[rank].specs()[layer]
         table = self.tables[name][group]
         cache, content = bytes_of(self.layout.ranks[rank])[layer], self.content[rank][layer]
@@ -199,7 +207,8 @@ class Computing:
         for token in tokens:
             block, at = divmod(token, spec.block_size)
             row = table[block] * each + at // page
-            cache[row, :, at % page] = content[row, :, at % page]
+            own = content[row, :, at % page]
+            cache[row, :, at % page] = own if is_last else 255 - own
 
     def _end(self, step: KvferryStep) -> None:
         told = []
@@ -207,7 +216,7 @@ class Computing:
             worker.start(step)
             worker.seal(step)
             results = worker.take_results()
-            worker.take_invalid()
+            self.invalid |= worker.take_invalid()
             found["sent"] |= results.finished_sending
             found["received"] |= results.finished_recving
             found["failed"] |= results.failed_recving

@@ -170,9 +170,10 @@ _NOTHING = BlockTable(np.empty(0, np.uint32))
 class LayerOrder:
     """How many model layers are complete when a layer's attention has run.
 
-    Only attention calls a hook, after it has run, and layers run in the order of their numbers. So a layer with
-    one cache is complete with its own hook. A layer with several caches, as with an indexer or with attention
-    beside a state, or with none that has a hook, is complete when a later layer has run, or the step has.
+    Only attention calls a hook, after it has run, and layers run in the order of their numbers, each once, or
+    LayerPushes notices that they do not. So a layer with one cache is complete with its own hook. A layer with
+    several caches, as with an indexer or with attention beside a state, or with none that has a hook, is
+    complete when a later layer has run, or the step has.
     """
 
     def __init__(self, config: VllmConfig, names: Sequence[str]) -> None:
@@ -244,6 +245,8 @@ class LayerPushes:
         self._transport = transport
         self._marks = marks
         self._words: list[_Word] = []
+        self._ran: dict[str, int] = {}  # layers that have run in this step, and what order.complete() said then
+        self._in_order = True
         self._failures: dict[int, str] = {}  # sentences, by ticket; the marks' thread adds some
 
     def close(self) -> None:
@@ -266,9 +269,13 @@ class LayerPushes:
 
     def layer_done(self, name: str) -> None:
         """A layer's attention has run, for all tokens of the step."""
-        if not self._words:
-            return
         layers = self._order.complete(name)
+        if not layers or not self._in_order:
+            return
+        if name in self._ran or layers < max(self._ran.values(), default=0):
+            self._lose_order(name)
+            return
+        self._ran[name] = layers
         if layers >= self._order.layers.stop:  # seal() comes next
             return
         words = [word for word in self._words if word.said + word.each <= layers]
@@ -280,6 +287,22 @@ class LayerPushes:
         if self._words:
             self._tell(self._words, ALL_LAYERS)
         self._words = []
+        self._ran = {}
+
+    def _lose_order(self, name: str) -> None:
+        """Tokens pass through layers several times, or in an order of their own, as in models with loops.
+
+        What was reported as ready was not: such pushes fail. Later ones are written at the end of each step.
+        """
+        self._in_order = False
+        logger.warning(
+            "layer %s ran again, or after later ones: from here on requests are written at the end of a step",
+            name,
+        )
+        early = [word for word in self._words if word.said > self._order.layers.start]
+        for word in early:
+            self._fail(word.ticket, f"layer {name} ran again, or after later ones, when it had been written")
+        self._words = [word for word in self._words if word not in early]
 
     def finished(self, ticket: int, after: Readable | None) -> None:
         """A request that was not pushed while it was computed has finished: all of it is ready."""
