@@ -58,6 +58,7 @@ async def test_a_chat_and_what_a_prefill_server_is_not_asked_for(scene: Scene) -
         "max_completion_tokens": 9,
         "min_tokens": 5,
         "logprobs": True,
+        "logprob_token_ids": [7],  # which vLLM refuses without logprobs
         "stream_options": {"include_usage": True},
         "top_p": 0.5,
     }

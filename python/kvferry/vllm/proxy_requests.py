@@ -13,7 +13,15 @@ from kvferry.vllm.proxy_servers import Prompt, read_prompt
 
 TO_PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 #: Fields that a prefill server does not get: it makes one token, which no client sees.
-NOT_TO_PREFILL = ("stream_options", "min_tokens", "logprobs", "top_logprobs", "prompt_logprobs", "echo")
+NOT_TO_PREFILL = (
+    "stream_options",
+    "min_tokens",
+    "logprobs",
+    "top_logprobs",
+    "logprob_token_ids",
+    "prompt_logprobs",
+    "echo",
+)
 
 
 @dataclass(frozen=True)
