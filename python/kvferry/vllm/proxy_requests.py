@@ -85,11 +85,17 @@ def why_not_handed_over(body: dict[str, Any]) -> str:
 
     The parameters of a prefill server are for one prompt, and can be used once.
     """
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) > 1 and not all(type(item) is int for item in prompt):
+    if _count_prompts(body.get("prompt")) + _count_prompts(body.get("prompt_embeds")) > 1:
         return "several_prompts"
     if body.get("use_beam_search") or any(body.get(name) not in (None, 1) for name in ("n", "best_of")):
         return "several_answers"
     if body.get("prompt_logprobs") is not None or (body.get("echo") and body.get("logprobs") is not None):
         return "prompt_logprobs"  # only the server that computes the prompt has them
     return ""
+
+
+def _count_prompts(said: Any) -> int:
+    """How many prompts there are in a field: texts, lists of token ids, or embeddings."""
+    if isinstance(said, list) and not all(type(item) is int for item in said):
+        return len(said)
+    return said is not None
