@@ -16,17 +16,18 @@ from kvferry.errors import UnsupportedError
 from kvferry.model import GroupKind
 from kvferry.vllm.layers import place_layer
 from kvferry.vllm.messages import KvferryStep
+from kvferry.vllm.pushing import LayerOrder
 from kvferry.vllm.scheduling import _table
 
 TOKENS = 21
 THERE, HERE = [3, 1, 7], [5, 2, 6, 4, 8, 9]
 
 
-def config_of(layers: int, drafts: bool = True) -> Any:
-    """The configuration by which the connector tells layers apart."""
+def config_of(layers: int, drafts: bool = True, small: bool = False) -> Any:
+    """The configuration by which the connector tells layers apart; `small`: the draft is a small model."""
     model = SimpleNamespace(model_arch_config=SimpleNamespace(total_num_hidden_layers=layers))
-    speculative = SimpleNamespace(draft_model_config="the draft's") if drafts else None
-    return SimpleNamespace(model_config=model, speculative_config=speculative)
+    speculative = SimpleNamespace(draft_model_config="the draft's", uses_draft_model=lambda: small)
+    return SimpleNamespace(model_config=model, speculative_config=speculative if drafts else None)
 
 
 class Numbers(unittest.TestCase):
@@ -50,6 +51,16 @@ class Numbers(unittest.TestCase):
             self.assertEqual((place.number, place.index, place.draft), (34, 2, True))
         self.assertEqual(place_layer(config, "draft_model.model.layers.40.attn").number, 72)
         self.assertEqual(place_layer(config, "mtp.layers.32.attn").number, 32)
+
+    def test_beside_a_small_model_only_layers_that_are_called_so_are_the_drafts(self) -> None:
+        """A model with loops (IQuest Loop Coder) has more layers than its configuration says."""
+        config, names = config_of(2, small=True), [f"model.layers.{i}.self_attn.attn" for i in range(4)]
+        places = [place_layer(config, name) for name in names]
+        self.assertEqual([(place.number, place.draft) for place in places], [(i, False) for i in range(4)])
+        drafts = "draft_model.model.layers.1.attn"
+        self.assertTrue(place_layer(config, drafts).draft)
+        order = LayerOrder(config, [*names, drafts])  # a draft runs after all layers of the model
+        self.assertEqual([order.complete(name) for name in names], [1, 2, 3, 3])
 
     def test_without_a_draft_model_no_layer_is_a_drafts(self) -> None:
         place = place_layer(config_of(32, drafts=False), "model.layers.40.attn")

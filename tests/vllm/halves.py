@@ -166,10 +166,11 @@ class Half:
                 hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
             ),
             speculative_config=SimpleNamespace(
+                uses_draft_model=lambda: False,
                 draft_model_config=SimpleNamespace(
                     model_arch_config=Layers(draft),
                     hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": HEADS}),
-                )
+                ),
             )
             if draft
             else None,

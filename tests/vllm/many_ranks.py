@@ -203,10 +203,11 @@ class ManyRanks:
                 hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": self.heads}),
             ),
             speculative_config=SimpleNamespace(
+                uses_draft_model=lambda: False,
                 draft_model_config=SimpleNamespace(
                     model_arch_config=Stated(1, draft_heads),
                     hf_text_config=SimpleNamespace(to_dict=lambda: {"num_key_value_heads": draft_heads}),
-                )
+                ),
             )
             if draft_heads
             else None,

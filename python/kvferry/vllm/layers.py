@@ -45,7 +45,8 @@ def place_layer(config: VllmConfig, name: str) -> LayerPlace:
     """Finds out where a layer belongs.
 
     vLLM numbers the layers of EAGLE's drafts and of most MTP modules after the model's own. The layers of other
-    drafts begin at 0 again, with another prefix in their names.
+    drafts begin at 0 again, with another prefix in their names. A small model's always have that prefix, and so
+    a model beside one may have more layers than its configuration says: of each pass through a loop.
     """
     number, speculative = layer_index(name), config.speculative_config
     draft = speculative.draft_model_config if speculative is not None else None
@@ -55,6 +56,6 @@ def place_layer(config: VllmConfig, name: str) -> LayerPlace:
     words = name.split(".")
     if "draft_model" in words or ("mtp" in words and number < own):
         return LayerPlace(own + number, number, draft, draft=True)
-    if number >= own:
+    if number >= own and not speculative.uses_draft_model():
         return LayerPlace(number, number - own, draft, draft=True)
     return LayerPlace(number, number, config.model_config)

@@ -210,6 +210,7 @@ NEEDS = (
     Need("vllm.config:VllmConfig.num_prefill_lookahead_tokens", "states under speculative decoding"),
     Need("vllm.config:VllmConfig.speculative_config", "telling a draft model's layers from the model's"),
     Need("vllm.config:SpeculativeConfig.draft_model_config", "telling a draft model's layers from the model's"),
+    Need("vllm.config:SpeculativeConfig.uses_draft_model", "telling a draft model's layers from the model's"),
     Need(
         "vllm.config.model_arch:ModelArchitectureConfig.total_num_hidden_layers",
         "telling a draft model's layers from the model's",

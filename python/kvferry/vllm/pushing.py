@@ -180,10 +180,13 @@ class LayerOrder:
         places = {name: place_layer(config, name) for name in names}
         numbers = [place.number for place in places.values()]
         self.layers = range(min(numbers), max(numbers) + 1)
+        # A draft runs several times, and is complete at the end of the step. A model with loops has layers with
+        # the same numbers.
+        most = min((place.number for place in places.values() if place.draft), default=self.layers.stop)
         self._complete = {
-            name: place.number + (numbers.count(place.number) == 1)
+            name: min(most, place.number + (numbers.count(place.number) == 1))
             for name, place in places.items()
-            if not place.draft  # a draft runs several times, and is complete at the end of the step
+            if not place.draft
         }
 
     def complete(self, name: str) -> int:
