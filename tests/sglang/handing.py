@@ -98,5 +98,7 @@ class Prefixes(Judged):
         moved = len(self.pair.pages("decode", room))
         most = -(-len(longer) // page) - (len(prompt) - 1) // page
         self.judge("only what is missing moves", 0 < moved <= most, f"{moved} pages, {most} are missing")
-        room = self.hand_over("the same prompt again", longer)
-        self.judge("the last page moves again", len(self.pair.pages("decode", room)) == 1)
+        for again in (longer, prompt[: 12 * page]):  # the decode server has all of the second one
+            what = f"{len(again)} tokens again"
+            room = self.hand_over(what, again)
+            self.judge(f"{what}: the last page moves", len(self.pair.pages("decode", room)) == 1)

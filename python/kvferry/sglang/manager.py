@@ -35,6 +35,7 @@ from kvferry.sglang.blocks import Chunks, Extent, blocks_of, extent_of, steps_of
 from kvferry.sglang.bootstrap import CONTACT_PATH, ROUTE_PATH
 from kvferry.sglang.caches import components_of, facts_of, refuse_options, stages_of
 from kvferry.sglang.geometry import arrays_of, build_engine
+from kvferry.sglang.prefixes import lack_last_tokens
 from kvferry.sglang.settings import read_settings
 from kvferry.tickets import cancel
 
@@ -112,6 +113,7 @@ class KvferryManager(CommonKVManager):
         # The agent knows when pages are its own no more, so SGLang must wait for it.
         self.enable_deferred_decode_kv_release = True
         if disaggregation_mode == DisaggregationMode.DECODE:
+            lack_last_tokens()
             self._open()
             self._start_heartbeat_checker_thread()
         threading.Thread(target=self._listen, name="kvferry-listen", daemon=True).start()
