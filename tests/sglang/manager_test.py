@@ -285,7 +285,7 @@ class Failures(Scene):
         self.judge_forgotten()
 
     def test_a_peer_that_goes_is_named(self) -> None:
-        for which in ("prefill", "decode"):
+        for which, says in (("prefill", "^.*: p( rank 0)?: "), ("decode", "d rank 0 gave the request up")):
             with self.subTest(which):
                 self.engines(Heads, 1, 1)
                 self.ask()
@@ -293,7 +293,7 @@ class Failures(Scene):
                 time.sleep(0.3)  # it is being written
                 getattr(self, which)[0].agent.close()
                 (end,) = self.receivers if which == "prefill" else self.senders
-                self.judge_failed(end, f"^.*: {which[0]}( rank 0)?: ")
+                self.judge_failed(end, says)
 
     def test_a_room_may_be_used_again_at_once(self) -> None:
         self.engines(Heads, 1, 1)
