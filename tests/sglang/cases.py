@@ -15,6 +15,7 @@ class What(enum.Enum):
     PREFIXES = "prefixes"
     FAULTS = "faults"
     MISMATCH = "mismatch"
+    STAGES = "stages"
     WRONG_KEY = "wrong key"
 
 
@@ -57,5 +58,6 @@ CASES = {
     ),
     "faults": Case(what=What.FAULTS, patience=10),
     "mismatch": Case(decode_model="llama-layers", what=What.MISMATCH, patience=10),
+    "stages": Case(decode=Side(page=16, pp=2), what=What.STAGES, patience=10),
     "wrong-key": Case(what=What.WRONG_KEY, keys=True, patience=10),
 }

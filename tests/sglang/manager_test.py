@@ -11,11 +11,12 @@ import time
 import unittest
 from collections import defaultdict
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from pools_test import PAGE, TOKENS, Heads, Latents, Rank, differing, fill, whole_model
 from sglang.srt.disaggregation.base.conn import KVPoll
-from sglang.srt.disaggregation.common.conn import AbortNotification, KVTransferError
+from sglang.srt.disaggregation.common.conn import AbortNotification, CommonKVManager, KVTransferError
 from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_parallel
 
@@ -372,6 +373,17 @@ class Failures(Scene):
                     self.judge_failed(self.senders[0], said)
                     self.judge_failed(self.receivers[0], f"the prefill server: .*{said}")
                     self.judge_forgotten()
+
+    def test_a_prefill_server_that_does_not_fit_fails_its_requests_and_no_others(self) -> None:
+        self.engines(Heads, 1, 1)
+        (manager,) = self.decode
+        misfit, other = (KvferryReceiver(manager, name, room) for name, room in (("here", 1), ("there", 2)))
+        why = RuntimeError("KV cache dtype mismatch")  # with which SGLang would end the decode server
+        with mock.patch.object(CommonKVManager, "try_ensure_parallel_info", side_effect=why):
+            self.assertFalse(manager.try_ensure_parallel_info("here"))
+        misfit.abort()  # SGLang does that when it has asked often enough
+        self.judge_failed(misfit, "the prefill server here does not fit: KV cache dtype mismatch")
+        self.assertEqual(other.poll(), KVPoll.Bootstrapping)
 
     def test_a_message_that_is_none_changes_nothing(self) -> None:
         self.engines(Heads, 1, 1)

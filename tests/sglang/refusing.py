@@ -34,6 +34,12 @@ class Mismatch(Misfit):
     SAYS = "layers"
 
 
+class Stages(Misfit):
+    """The decode server has pipeline stages, and the prefill server none: SGLang itself refuses that."""
+
+    SAYS = "should be equal to prefill pp size"
+
+
 class WrongKey(Judged):
     """A decode server whose key the prefill server does not allow."""
 

@@ -14,13 +14,14 @@ from cases import CASES, Case, What
 from faults import Faults
 from handing import HandOver, Prefixes
 from pair import Pair
-from refusing import Mismatch, WrongKey
+from refusing import Mismatch, Stages, WrongKey
 
 RUNS = {
     What.HAND_OVER: HandOver,
     What.PREFIXES: Prefixes,
     What.FAULTS: Faults,
     What.MISMATCH: Mismatch,
+    What.STAGES: Stages,
     What.WRONG_KEY: WrongKey,
 }
 

@@ -303,6 +303,15 @@ class KvferryManager(CommonKVManager):
 
     # ---- decode
 
+    def try_ensure_parallel_info(self, bootstrap_addr: str) -> bool:
+        """Asks a prefill server what it is. If it does not fit, its requests fail; SGLang would end itself."""
+        try:
+            return bool(super().try_ensure_parallel_info(bootstrap_addr))
+        except (AssertionError, RuntimeError) as why:
+            for room in tuple(self.addr_to_rooms_tracker[bootstrap_addr]):
+                self.fail(room, f"the prefill server {bootstrap_addr} does not fit: {why}")
+            return False
+
     def expect(
         self, room: int, contact: Contact, pages: Any, others: Sequence[Any], prefix: int, row: int
     ) -> None:

@@ -74,6 +74,11 @@ class KvferryReceiver(CommonKVReceiver):
             self.invalidate_cached_bootstrap_infos()
         return status
 
+    def abort(self) -> None:
+        """The request is not wanted any more. One that has failed keeps its reason."""
+        self.poll()
+        super().abort()
+
     def ensure_abort_notified(self, *, force_arm: bool = False) -> None:
         """The request has failed, or is not wanted any more."""
         super().ensure_abort_notified(force_arm=force_arm)
