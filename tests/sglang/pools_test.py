@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from sglang.srt.configs.mamba_utils import (
 )
 from sglang.srt.disaggregation.base.conn import KVArgs, StateType
 from sglang.srt.disaggregation.utils import get_kv_transfer_buf_infos, setup_state_kv_args
+from sglang.srt.environ import envs
 from sglang.srt.mem_cache.memory_pool import (
     DSATokenToKVPool,
     HybridLinearKVPool,
@@ -41,7 +43,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from kvferry import Agent, BlockTable, EventKind, MismatchError, NotFoundError, UnsupportedError
 from kvferry.sglang.blocks import Chunks, Extent, blocks_of, extent_of, steps_of
-from kvferry.sglang.caches import components_of, facts_of
+from kvferry.sglang.caches import components_of, facts_of, refuse_options
 from kvferry.sglang.geometry import arrays_of, build_engine, cache_type
 
 PAGE = 64  # of other sizes there are no indexers
@@ -644,6 +646,27 @@ class Pools(unittest.TestCase):
                 said.append(facts_of(rank.components, config, "", str(file))["scales"])
             self.assertNotIn("scales", facts_of(rank.components, config, "", None))
         self.assertEqual((said[0] == said[1], said[0] == said[2]), (True, False))
+
+    def test_options_with_which_caches_cannot_be_moved_are_refused_by_name(self) -> None:
+        args = KVArgs()
+        args.state_types, args.num_draft_entries = [], 0
+        for policy, release, says in (
+            ("early", True, ""),
+            ("early", False, "support SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=0; see"),
+            (
+                "prefill_complete",
+                True,
+                "support --disaggregation-decode-allocation-policy prefill_complete; see",
+            ),
+        ):
+            settings = SimpleNamespace(disaggregation_decode_allocation_policy=policy)
+            with (
+                self.subTest(policy=policy, release=release),
+                mock.patch("kvferry.sglang.caches.get_disagg", lambda settings=settings: settings),
+                envs.SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE.override(release),
+                self.assertRaisesRegex(UnsupportedError, says) if says else contextlib.nullcontext(),
+            ):
+                refuse_options(args, 1, 1, 1, 1)
 
     def test_a_type_that_is_not_known_is_refused_by_name(self) -> None:
         with self.assertRaisesRegex(UnsupportedError, "kv_cache_dtype is fp4_e2m1; allowed: auto, bf16"):

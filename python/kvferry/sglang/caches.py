@@ -58,6 +58,10 @@ def refuse_options(args: KVArgs, cp_size: int, dcp_size: int, shard_size: int, p
         f"KV cache sharding ({shard_size} ranks)": shard_size > 1,
         f"--disaggregation-decode-allocation-policy {policy}": policy != "early",
         "SGLANG_RUST_SERVER": bool(envs.SGLANG_RUST_SERVER.get()),
+        # Without it pages of a failed request are others' before the agent says that nobody writes them.
+        "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=0": not (
+            envs.SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE.get()
+        ),
         f"SGLANG_AITER_KV_CACHE_LAYOUT={layout}": torch.version.hip is not None and layout != "nhd",
     }
     found = [what for what, asked in refused.items() if asked]
