@@ -120,6 +120,17 @@ def test_prompts_of_other_lengths_are_refused_by_name() -> None:
             Chunks([tokens()], Extent(0, 12, 4, ())).add([1] * 4, count, others)
 
 
+def test_a_decode_engine_with_other_blocks_is_refused_by_name() -> None:
+    several = [tokens(), tokens("swa", Blocks.LAST)]
+    for parts, extent, why in (
+        (several, Extent(0, 32, 16, (2,)), "page size is 4 in the prefill server, and 16 in the decode server"),
+        (several, Extent(0, 32, 4, ()), "2 kinds of blocks in the prefill server, and 1 in the decode server"),
+        ([tokens()], Extent(0, 32, 4, (1,)), "1 kinds of blocks in the prefill server, and 2 in the decode"),
+    ):
+        with pytest.raises(MismatchError, match=why):
+            Chunks(parts, extent)
+
+
 def test_block_ids_are_taken_as_sglang_gives_them() -> None:
     for given in (np.array(5), [np.array(5)], [np.array([5], np.int64)], [5]):
         assert block_ids(given).tolist() == [5]

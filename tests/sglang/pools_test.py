@@ -41,7 +41,7 @@ from sglang.srt.mem_cache.qsa_kv_pool import QSATokenToKVPool
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 
-from kvferry import Agent, BlockTable, EventKind, MismatchError, NotFoundError, UnsupportedError
+from kvferry import Agent, BlockTable, EventKind, MismatchError, NotFoundError, Status, UnsupportedError
 from kvferry.sglang.blocks import Chunks, Extent, blocks_of, extent_of, steps_of
 from kvferry.sglang.caches import components_of, facts_of, refuse_options
 from kvferry.sglang.geometry import arrays_of, build_engine, cache_type
@@ -616,9 +616,14 @@ class Pools(unittest.TestCase):
                 self.assertFalse(bytes_of(first.tensor)[rows[:prefix]].any())
 
     def test_engines_whose_pages_differ_move_one_kind_of_cache(self) -> None:
-        failure = self.assertRaisesRegex(AssertionError, "MISMATCH.*page size")
-        with engines(States, 1, 1, pages=(64, 16)) as (prefill, decode), failure:
-            move(prefill, decode, ())
+        for kind in (States, Windows):
+            with self.subTest(kind.__name__), engines(kind, 1, 1, pages=(64, 16)) as (prefill, decode):
+                with self.assertRaisesRegex(MismatchError, "page size is 64 in the prefill server, and 16 in"):
+                    move(prefill, decode, ())
+                event = decode[0].agent.wait_event(SECONDS)
+                assert event is not None
+                self.assertEqual(event.status, Status.MISMATCH)
+                self.assertRegex(event.detail, "page size")
 
     def test_states_of_unknown_channels_move_only_between_equal_sizes(self) -> None:
         self._move(UnknownStates, (2, 2))

@@ -100,11 +100,15 @@ def steps_of(
 
 
 class Chunks:
-    """The blocks of a request that a prefill rank computes."""
+    """The blocks of a request that a prefill rank computes.
+
+    Raises MismatchError: the decode engine has other kinds of blocks, or of several kinds other page sizes.
+    """
 
     def __init__(self, components: Sequence[Component], extent: Extent) -> None:
         self._components = components
         self._size = components[0].tokens_per_block
+        self._check_kinds(extent)
         self._extent = extent.whole_pages(self._size)
         self._pages: Ids = np.empty(0, np.uint32)
         self._computed = self._said = self._extent.begin
@@ -164,6 +168,19 @@ class Chunks:
             else:
                 tables.append(BlockTable(others[i], step.begin // component.tokens_per_block))
         return tables
+
+    def _check_kinds(self, extent: Extent) -> None:
+        here, there = len(self._components), 1 + len(extent.others)
+        if there != here:
+            raise MismatchError(
+                f"the cache has {here} kinds of blocks in the prefill server, and {there} in the decode "
+                "server; allowed: the same, as equal models have"
+            )
+        if here > 1 and extent.page_size != self._size:
+            raise MismatchError(
+                f"the page size is {self._size} in the prefill server, and {extent.page_size} in the decode "
+                f"server; allowed: the same, of a cache with {here} kinds of blocks"
+            )
 
     def _check_tokens(self, is_last: bool) -> None:
         low, high = self._extent.end - self._extent.page_size + 1, self._extent.end
