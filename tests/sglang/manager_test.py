@@ -21,7 +21,7 @@ from sglang.srt.disaggregation.utils import DisaggregationMode
 from sglang.srt.runtime_context import get_parallel
 
 from kvferry import AgainError
-from kvferry.sglang.manager import KvferryManager
+from kvferry.sglang.manager import FAILURES, KvferryManager
 from kvferry.sglang.request import KvferryReceiver, KvferrySender
 
 SECONDS = 30
@@ -37,7 +37,7 @@ class Manager(KvferryManager):
         self.rank = rank
         self.agent, self._components, self._buffers = rank.agent, rank.components, rank.arrays
         self.disaggregation_mode = mode
-        self._pushes, self._loads, self._lock = {}, {}, threading.RLock()
+        self._pushes, self._loads, self._failed, self._lock = {}, {}, {}, threading.RLock()
         self.columns = [np.zeros((ROWS, length), np.uint8) for length in columns]
         self.kv_args = rank.args
         self.kv_args.aux_data_ptrs = [column.ctypes.data for column in self.columns]
@@ -309,6 +309,32 @@ class Failures(Scene):
         self.assertEqual(set(self.end(*self.receivers, *self.senders)), {KVPoll.Success})
         self.judge_cells()
         self.judge_forgotten()
+
+    def test_a_decode_rank_that_asks_too_late_is_told_at_once(self) -> None:
+        self.engines(Heads, 2, 1)
+        for manager in self.prefill:
+            sender = KvferrySender(manager, "bootstrap", ROOM)
+            manager.record_failure(ROOM, "timed out")
+            manager.update_status(ROOM, KVPoll.Failed)
+            self.judge_failed(sender, "timed out")
+        self.senders = []
+        self.receivers = [Receiver(manager, self.prefill, ROOM) for manager in self.decode]
+        for receiver in self.receivers:
+            receiver.required_dst_info_num = 1
+            receiver.send_metadata(receiver.kv_mgr.rank.pages, 2, [], 0)
+            self.assertEqual(receiver.poll(), KVPoll.Failed)
+            self.judge_failed(receiver, "the prefill server: timed out")
+        self.judge_forgotten()
+        self.ask()  # another request with this room
+        self.compute()
+        self.assertEqual(set(self.end(*self.receivers, *self.senders)), {KVPoll.Success})
+
+    def test_a_prefill_rank_keeps_the_reasons_of_the_latest_failures_only(self) -> None:
+        self.engines(Heads, 1, 1)
+        (manager,) = self.prefill
+        for room in range(FAILURES + 5):
+            KvferrySender(manager, "bootstrap", room).abort()
+        self.assertEqual(list(manager._failed), list(range(5, FAILURES + 5)))
 
     def test_an_abort_of_the_decode_server_is_told(self) -> None:
         self.engines(Heads, 2, 1)

@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 ASK_TAG = b"KVFERRY"
 #: The record with the row of small data, all its columns one behind the other.
 ROW = "sglang.row"
+#: Of so many failed requests, the latest ones, a prefill rank tells decode ranks that ask for them too late.
+FAILURES = 1024
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class KvferryManager(CommonKVManager):
     ) -> None:
         self._pushes: dict[int, _Push] = {}  # by room
         self._loads: dict[int, _Load] = {}  # by ticket
-        self._lock = threading.RLock()  # of both
+        self._failed: dict[int, str] = {}  # why requests have failed in this prefill rank, by room
+        self._lock = threading.RLock()  # of all three
         super().__init__(args, disaggregation_mode, server_args, is_mla_backend)
         # The agent knows when pages are its own no more, so SGLang must wait for it.
         self.enable_deferred_decode_kv_release = True
@@ -209,9 +212,22 @@ class KvferryManager(CommonKVManager):
 
     # ---- prefill
 
+    def begin(self, room: int) -> None:
+        """SGLang has a request, whose room another one may have had."""
+        with self._lock:
+            self._failed.pop(room, None)
+
     def _asked(self, room: int, asker: _Asker, askers: int, extent: Extent) -> None:
         """A decode rank has blocks for a room. When all have that, the prefill engine may compute."""
         with self._lock:
+            if room in self._failed:
+                self.send_kv_status_message(
+                    targets=[(asker.endpoint, asker.dst_port)],
+                    bootstrap_room=room,
+                    status=KVPoll.Failed,
+                    failure_reason=self._failed[room],
+                )
+                return
             known = self.transfer_infos.setdefault(room, {})
             known[asker] = asker
             try:
@@ -294,6 +310,10 @@ class KvferryManager(CommonKVManager):
         self._stop_push(room)
         if self.request_status.get(room) not in (None, KVPoll.Success):
             self.conclude_failure(bootstrap_room=room, failure_reason="given up")
+            with self._lock:
+                self._failed[room] = self.failure_records.get(room, "")
+                if len(self._failed) > FAILURES:
+                    del self._failed[next(iter(self._failed))]
 
     def _stop_push(self, room: int) -> None:
         with self._lock:

@@ -15,6 +15,10 @@ from kvferry.sglang.bootstrap import ask_contact
 class KvferrySender(CommonKVSender):
     """A request in a prefill rank, from its arrival until SGLang has freed its pages."""
 
+    def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *more: Any, **others: Any) -> None:
+        mgr.begin(bootstrap_room)
+        super().__init__(mgr, bootstrap_addr, bootstrap_room, *more, **others)
+
     def abort(self) -> None:
         """The request is not wanted any more."""
         super().abort()
