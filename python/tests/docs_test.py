@@ -39,6 +39,7 @@ RUN = {
     ("docs/vllm.md", "(umask"): "python/tests/docs_test.py",
 }
 NOT_READ = {
+    ("docs/README.md", "ldconfig"): "tests/install/consume.sh installs into a folder of its own, and names it",
     ("docs/operating.md", "apt-get"): "scripts/check-deb installs the same packages into a fresh Debian",
     ("docs/python.md", "pip"): "scripts/check-python installs the checkout, wheel_test.py the wheel",
     ("docs/sglang.md", "pip"): "scripts/sglang-environment installs the checkout",
