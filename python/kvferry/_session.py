@@ -17,6 +17,16 @@ from kvferry.buffers import Allocations, Registered
 from kvferry.errors import ClosedError, InvalidError
 from kvferry.events import LogLine, read_line
 
+# A call that a signal handler interrupted may not say that it has ended: close() looks at least this often.
+LOOK_SECONDS = 0.05
+
+
+def _is_on(stack: FrameType | None, sought: FrameType) -> bool:
+    """Whether a frame is on a thread's stack."""
+    while stack is not None and stack is not sought:
+        stack = stack.f_back
+    return stack is not None
+
 
 class Session:
     """State that must live as long as the library's agent, also if the caller never closes the agent."""
@@ -31,7 +41,10 @@ class Session:
         self.inside: dict[object, tuple[int, FrameType]] = {}  # calls under way: each one's thread and frame
         self.closing = False
         self.freeing = False  # a thread is inside kvf_agent_close()
-        self.change = threading.Condition()
+        # Taken as it is, not by `change`: entering a Condition is Python code, and an exception that a signal
+        # handler raises at its end would leave the lock held.
+        self.lock = threading.RLock()
+        self.change = threading.Condition(self.lock)
         self.events = threading.Lock()
         self.logging: set[int] = set()  # threads that are inside `log`
         # Tasks to be told of the end: by what they wait for, which a loop that is over must not leave behind.
@@ -44,43 +57,42 @@ class Session:
         if self.process != os.getpid():  # asked first: a thread that is not here may have held the lock
             raise ClosedError(f"this Agent belongs to process {self.process}, which forked this one")
         call = object()
-        with self.change:
-            if self.closing:
-                raise ClosedError("this Agent was closed")
-            self.inside[call] = (threading.get_ident(), sys._getframe(2))  # whose `with` this is
         try:
+            with self.lock:
+                if self.closing:
+                    raise ClosedError("this Agent was closed")
+                self.inside[call] = (threading.get_ident(), sys._getframe(2))  # whose `with` this is
             yield self.pointer
         finally:
-            with self.change:
+            with self.lock:
                 self.inside.pop(call, None)
                 self.change.notify_all()
 
-    def _refuse_from_within(self) -> None:
-        """Raises InvalidError if a call is under way on this thread, which then runs a signal handler.
+    # A call whose frame is gone is over: an exception of a signal handler, such as KeyboardInterrupt, may come
+    # before the call is taken off the list.
 
-        A call of this thread whose frame is gone is over: an exception of a signal handler, such as
-        KeyboardInterrupt, may come before the call is taken off the list.
-        """
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if any(frame is of for _, of in self.inside.values()):
-                raise InvalidError("a signal handler may not close the agent that it interrupts")
-            frame = frame.f_back
+    def _refuse_from_within(self) -> None:
+        """Raises InvalidError if a call is under way on this thread, which then runs a signal handler."""
+        if any(_is_on(sys._getframe(), of) for _, of in self.inside.values()):
+            raise InvalidError("a signal handler may not close the agent that it interrupts")
 
     def _others_inside(self) -> bool:
-        return any(thread != threading.get_ident() for thread, _ in self.inside.values())
+        """Whether calls are under way on other threads."""
+        stacks = sys._current_frames()
+        stacks.pop(threading.get_ident(), None)
+        return any(_is_on(stacks.get(thread), of) for thread, of in self.inside.values())
 
     @contextlib.contextmanager
     def waking(self, ready: asyncio.Event) -> Iterator[None]:
         """Sets `ready`, the event of a waiting task, if the agent is closed meanwhile."""
-        with self.change:
+        with self.lock:
             if self.closing:
                 raise ClosedError("this Agent was closed")
             self.awaiting[ready] = asyncio.get_running_loop()
         try:
             yield
         finally:
-            with self.change:
+            with self.lock:
                 self.awaiting.pop(ready, None)
 
     def forget(self) -> None:
@@ -97,7 +109,7 @@ class Session:
             return  # its threads are not here
         pointer = None
         try:
-            with self.change:
+            with self.lock:
                 self._refuse_from_within()
                 self.closing = True
                 for ready, loop in list(self.awaiting.items()):
@@ -105,7 +117,8 @@ class Session:
                         loop.call_soon_threadsafe(ready.set)
                 # The agent is closed when this returns, also if another thread closes it. If a signal handler
                 # raises an exception here, the next call closes it.
-                self.change.wait_for(lambda: not self._others_inside() and not self.freeing)
+                while self._others_inside() or self.freeing:
+                    self.change.wait(LOOK_SECONDS)
                 pointer, self.pointer = self.pointer, None
                 self.freeing = pointer is not None
             if pointer is not None:
@@ -115,7 +128,7 @@ class Session:
                 self.regions.clear()
         finally:
             if pointer is not None:
-                with self.change:
+                with self.lock:
                     self.freeing = False
                     self.change.notify_all()
 

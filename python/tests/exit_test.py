@@ -23,13 +23,13 @@ transport = Transport("shm", on_notify=lambda *_: None)
 transport.register([transport.allocate(64)])
 def hold(*locks):  # in another thread, as though calls were under way; what it returns ends them
     inside, over = threading.Event(), threading.Event()
-    def work():
-        with contextlib.ExitStack() as calls:
-            for lock in locks:
-                calls.enter_context(lock)
+    def work(first, *others):
+        with first:
+            if others:
+                return work(*others)
             inside.set()
             over.wait()
-    working = threading.Thread(target=work, daemon=True)
+    working = threading.Thread(target=work, args=locks, daemon=True)
     working.start()
     inside.wait()
     def end():
@@ -204,6 +204,45 @@ except KeyboardInterrupt:
     consumer.close()
 else:
     sys.exit(1)
+"""
+    )
+
+
+EVERYWHERE = """
+def everywhere(do, then):
+    # Interrupts it wherever a signal handler may raise: when Python code is called, when C code has returned.
+    at, ended = 0, False
+    while not ended:
+        at, left = at + 1, at + 1
+        def interrupt(_frame, event, _):
+            nonlocal left
+            left -= event in ("call", "c_return")
+            if left == 0:
+                raise KeyboardInterrupt
+        try:
+            sys.setprofile(interrupt)
+            do()
+            sys.setprofile(None)
+            ended = True
+        except KeyboardInterrupt:
+            then()
+    assert at > 5
+def elsewhere(do):  # in another thread, which must not wait for this one
+    done = []
+    thread = threading.Thread(target=lambda: done.append(do()), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert done
+"""
+
+
+def test_an_agent_whose_call_was_interrupted_is_used_and_closed_by_other_threads() -> None:
+    run(
+        OPEN
+        + EVERYWHERE
+        + """
+everywhere(consumer.next_event, lambda: elsewhere(consumer.next_event))
+elsewhere(consumer.close)
 """
     )
 
