@@ -116,15 +116,16 @@ class CallLock:
         self._lock = threading.Lock()
         self._process = os.getpid()
 
-    def __enter__(self) -> None:
+    @property
+    def lock(self) -> threading.Lock:
+        """To be held during a call.
+
+        It is entered as it is: an exception that a signal handler raises at the end of an __enter__ in Python
+        would leave it held.
+        """
         if self._process != os.getpid():
             self._inherit()
-        self._lock.acquire()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lock.release()
+        return self._lock
 
     def _inherit(self) -> None:
         with _LOCK:
@@ -188,6 +189,20 @@ class Handle(OfOneProcess):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class OneAtATime(Handle):
+    """A handle of an object that the library allows one thread at a time."""
+
+    _calls: CallLock
+
+    def _own(self, pointer: Any, release: Callable[[Any], None], *parents: Resource) -> None:
+        self._calls = CallLock()
+        super()._own(pointer, release, *parents)
+
+    @property
+    def _lock(self) -> threading.Lock:
+        return self._calls.lock
 
 
 def resource_of(kind: type[Handle], value: Any) -> Resource:

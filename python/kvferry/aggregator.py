@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, CallLock, Handle, call, id_bytes, id_fields, id_out, take
+from kvferry._native import Arena, OneAtATime, call, id_bytes, id_fields, id_out, take
 from kvferry._values import list_of, listed, of_type
 from kvferry.request import Blocks, table_fields
 
@@ -140,7 +140,7 @@ def blocks_out(blocks: Any, count: int) -> tuple[GroupBlock, ...]:
     return tuple(GroupBlock(blocks[i].group, blocks[i].block) for i in range(count))
 
 
-class Aggregator(Handle):
+class Aggregator(OneAtATime):
     """Counts which workers have reported which requests. Calls from several threads wait for one another.
 
     Args:
@@ -170,7 +170,6 @@ class Aggregator(Handle):
             drops_steps=drops_steps,
             max_pending=max_pending,
         )
-        self._lock = CallLock()
         self._own(take(lib.kvf_aggregator_create, "kvf_aggregator *", options), lib.kvf_aggregator_free)
 
     def step(self, outputs: Sequence[WorkerOutput | None], selected: int = 0) -> Aggregate:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, CallLock, Handle, Ids, call, fill, resource_of, result_of, take
+from kvferry._native import Arena, Ids, OneAtATime, call, fill, resource_of, result_of, take
 from kvferry._values import list_of, listed
 from kvferry.errors import InvalidError
 from kvferry.plan import Plan
@@ -128,7 +128,7 @@ class Reading(Protocol):
     endpoint: Endpoint
 
 
-class Request(Handle):
+class Request(OneAtATime):
     """The bytes of one request, by a plan. Made once, and set again for each request.
 
     Calls from several threads wait for one another.
@@ -136,7 +136,6 @@ class Request(Handle):
 
     def __init__(self, plan: Plan, groups: Sequence[GroupRequest] | None = None) -> None:
         resource = resource_of(Plan, plan)
-        self._lock = CallLock()
         self._moves: set[Reading] = set()  # that have not been freed
         self._own(
             take(lib.kvf_request_create, "kvf_request *", resource.pointer), lib.kvf_request_free, resource

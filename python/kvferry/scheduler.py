@@ -16,8 +16,7 @@ import numpy as np
 from kvferry._binding import ffi, lib
 from kvferry._native import (
     Arena,
-    CallLock,
-    Handle,
+    OneAtATime,
     call,
     data_at,
     id_bytes,
@@ -187,7 +186,7 @@ class ScheduleCounts:
     instructions: int
 
 
-class Schedule(Handle):
+class Schedule(OneAtATime):
     """The requests of one engine, in the process of its scheduler; for consumers, producers and both at once.
 
     Calls from several threads wait for one another. Requests are named by a RequestKey, or by their id, which
@@ -247,7 +246,6 @@ class Schedule(Handle):
             heartbeats=heartbeats,
             max_requests=max_requests,
         )
-        self._lock = CallLock()
         self._own(take(lib.kvf_schedule_create, "kvf_schedule *", options), lib.kvf_schedule_free, resource)
 
     def add(

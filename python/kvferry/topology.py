@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvferry._binding import ffi, lib
-from kvferry._native import Arena, CallLock, Handle, result_of, string, to_range
+from kvferry._native import Arena, OneAtATime, result_of, string, to_range
 from kvferry._quantities import (
     call,
     ids_out,
@@ -91,7 +91,7 @@ class LayoutFlags:
     split_k_and_v: bool
 
 
-class Topology(Handle):
+class Topology(OneAtATime):
     """The view of one local (decode) rank, and the remote engines it knows.
 
     Args:
@@ -134,7 +134,6 @@ class Topology(Handle):
             block_bytes=block_bytes,
             dialect=dialect,
         )
-        self._lock = CallLock()
         self._own(take(lib.kvf_topology_create, "kvf_topology *", desc), lib.kvf_topology_free)
 
     def check(self, remote: EngineTransferInfo) -> None:

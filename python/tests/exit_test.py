@@ -120,11 +120,7 @@ end()
     )
 
 
-def test_a_forked_process_may_use_what_no_thread_of_its_parent_used() -> None:
-    run(
-        OPEN
-        + """
-import signal
+MAKE = """
 from kvferry import Plan, Request
 from kvferry.aggregator import Aggregator
 from kvferry.scheduler import Schedule
@@ -141,6 +137,15 @@ def make():
         lambda: aggregator.pending,
     )
     return (request, topology, schedule, aggregator), uses
+"""
+
+
+def test_a_forked_process_may_use_what_no_thread_of_its_parent_used() -> None:
+    run(
+        OPEN
+        + MAKE
+        + """
+import signal
 (used, uses_of_used), (unused, uses_of_unused) = make(), make()
 end = hold(*(one._lock for one in used))
 child = os.fork()
@@ -243,6 +248,18 @@ def test_an_agent_whose_call_was_interrupted_is_used_and_closed_by_other_threads
         + """
 everywhere(consumer.next_event, lambda: elsewhere(consumer.next_event))
 elsewhere(consumer.close)
+"""
+    )
+
+
+def test_what_one_thread_uses_at_a_time_is_used_by_another_after_an_interrupted_call() -> None:
+    run(
+        OPEN
+        + EVERYWHERE
+        + MAKE
+        + """
+for use in make()[1]:
+    everywhere(use, lambda: elsewhere(use))
 """
     )
 
