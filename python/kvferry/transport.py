@@ -136,6 +136,9 @@ class Endpoint:
     def lock(self) -> contextlib.AbstractContextManager[Any]:
         """Held while the library's endpoint is used.
 
+        It is entered as it is: an exception that a signal handler raises while a function of Python enters or
+        leaves it would keep it held for as long as that exception is handled.
+
         None in a child of fork(), where the library does nothing, and the thread that held it may not be.
         """
         return self._lock if self.process == os.getpid() else contextlib.nullcontext()
@@ -152,26 +155,18 @@ class Endpoint:
                 move.end()
             if self.stage is not None:
                 self.stage.close()
-            with self.calling_back():
-                try:
-                    lib.kvf_transport_close(self.pointer)
-                finally:  # a signal handler's exception comes when the endpoint is closed
-                    self.pointer = None
-                    for peer in list(self.peers.values()):
-                        peer._pointer = None
-                    self.peers.clear()
-                    self.operations.clear()
-                    self.kept.clear()
-                    self.regions.clear()
-
-    @contextlib.contextmanager
-    def calling_back(self) -> Iterator[None]:
-        """Has callbacks refused what they may not call; peers may be closed in callbacks, too."""
-        before, self.progressing = self.progressing, True
-        try:
-            yield
-        finally:
-            self.progressing = before
+            self.progressing = True
+            try:
+                lib.kvf_transport_close(self.pointer)
+            finally:  # a signal handler's exception comes when the endpoint is closed
+                self.progressing = False
+                self.pointer = None
+                for peer in list(self.peers.values()):
+                    peer._pointer = None
+                self.peers.clear()
+                self.operations.clear()
+                self.kept.clear()
+                self.regions.clear()
 
     def end_forgotten(self) -> None:
         """Frees transfers and moves that Python has dropped."""
@@ -274,14 +269,17 @@ class Transport(Allocating):
         self._endpoint = endpoint
         self._finalizer = weakref.finalize(self, endpoint.close)
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[Any]:
-        with self._endpoint.lock:
-            if self._endpoint.pointer is None:
-                raise ClosedError("this Transport was closed")
-            if self._endpoint.process != os.getpid():
-                raise ClosedError("this Transport belongs to the process that forked this one")
-            yield self._endpoint.pointer
+    @property
+    def _lock(self) -> contextlib.AbstractContextManager[Any]:
+        return self._endpoint.lock
+
+    def _get(self) -> Any:
+        """The library's endpoint, which `_lock` keeps open."""
+        if self._endpoint.pointer is None:
+            raise ClosedError("this Transport was closed")
+        if self._endpoint.process != os.getpid():
+            raise ClosedError("this Transport belongs to the process that forked this one")
+        return self._endpoint.pointer
 
     @property
     def closed(self) -> bool:
@@ -303,7 +301,8 @@ class Transport(Allocating):
     @property
     def findings(self) -> list[Finding]:
         """What each kind of transport in this build found, best first."""
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             found, out = Arena().new("kvf_transport_finding"), []
             for i in range(len(transport_kinds())):
                 call(lib.kvf_transport_find, pointer, i, found)
@@ -319,6 +318,11 @@ class Transport(Allocating):
                     )
                 )
             return out
+
+    @contextlib.contextmanager
+    def _using(self) -> Iterator[Any]:
+        with self._lock:
+            yield self._get()
 
     def _allocator(self) -> tuple[contextlib.AbstractContextManager[Any], Any, Allocations]:
         return self._using(), lib.kvf_transport_allocate, self._endpoint.allocations
@@ -341,8 +345,8 @@ class Transport(Allocating):
         """
         regions = [self._endpoint.allocations.at_owner(region) for region in regions_of(buffers, shard)]
         memory = memory_array(regions, withheld)
-        with self._using() as pointer, self._endpoint.regions.adding(dict(enumerate(regions))):
-            call(lib.kvf_transport_register, pointer, memory, len(regions))
+        with self._lock, self._endpoint.regions.adding(dict(enumerate(regions))):
+            call(lib.kvf_transport_register, self._get(), memory, len(regions))
 
     def register_region(
         self, region: int, buffer: Buffer, shard: Shard | None = None, *, withheld: bool | None = None
@@ -356,13 +360,14 @@ class Transport(Allocating):
         UnsupportedError.
         """
         found = self._endpoint.allocations.at_owner(region_for(region, buffer, shard))
-        with self._using() as pointer, self._endpoint.regions.adding({region: found}):
-            call(lib.kvf_transport_register_region, pointer, region, memory_array([found], withheld))
+        with self._lock, self._endpoint.regions.adding({region: found}):
+            call(lib.kvf_transport_register_region, self._get(), region, memory_array([found], withheld))
 
     @property
     def info(self) -> TransportInfo:
         """The resources of this endpoint that peers use, as far as its kinds count them."""
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             info = Arena().new("kvf_transport_info")
             call(lib.kvf_transport_get_info, pointer, info)
             return TransportInfo(
@@ -381,14 +386,16 @@ class Transport(Allocating):
         Raises AgainError (operations use it, or a peer, which the message names with its process, is in the
         middle of a write: make progress and call again), NotRegisteredError.
         """
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             call(lib.kvf_transport_unregister_region, pointer, region)
             self._endpoint.regions.remove(region)
 
     @property
     def card(self) -> bytes:
         """The card by which peers connect and access the registered memory: give it only to peers that may."""
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             data, size = ffi.new("void const **"), ffi.new("size_t *")
             call(lib.kvf_transport_export, pointer, data, size)
             return data_at(data[0], size[0])
@@ -400,21 +407,26 @@ class Transport(Allocating):
 
         Raises ParseError (not a card), UnsupportedError (no kind in common), PeerLostError, NotPermittedError.
         """
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             made = take(lib.kvf_transport_connect, "kvf_peer *", pointer, *Arena().data(card))
             return Peer(self, made)
 
     def progress(self) -> bool:
         """Does a bounded amount of work without blocking; returns whether there is more to do at once."""
         endpoint = self._endpoint
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             if endpoint.progressing:
                 raise InvalidError("a callback may not call progress() of the transport that called it")
             busy = ffi.new("bool *")
             endpoint.end_forgotten()
-            with endpoint.calling_back():
+            endpoint.progressing = True
+            try:
                 call(lib.kvf_transport_progress, pointer, busy)
                 staging = endpoint.stage is not None and endpoint.stage._progress()
+            finally:
+                endpoint.progressing = False
             raised, endpoint.raised = endpoint.raised, None
             if raised is not None:
                 raise raised
@@ -431,7 +443,8 @@ class Transport(Allocating):
 
     def fileno(self) -> int:
         """A file descriptor that is readable when progress() has something to do. Do not read from it."""
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             return int(lib.kvf_transport_event_fd(pointer))
 
     def pull(self, request: Request, peers: Sequence[Peer]) -> Transfer:
@@ -448,7 +461,8 @@ class Transport(Allocating):
         peers = list_of(Peer, peers)
         if len(peers) != count:
             raise InvalidError(f"{len(peers)} peers; the plan has {count} sources")
-        with self._using(), request._lock:
+        with self._lock, request._lock:
+            self._get()
             pointers = ffi.new("kvf_peer *[]", [peer._of(self) for peer in peers] or 1)
             made = take(
                 lib.kvf_transfer_start,
@@ -469,7 +483,8 @@ class Transport(Allocating):
             peer: the rank that the plan calls local
         """
         resource = resource_of(Request, request)
-        with self._using(), request._lock:
+        with self._lock, request._lock:
+            self._get()
             target = of_type(Peer, peer)._of(self)
             made = take(
                 lib.kvf_transfer_push,
@@ -490,12 +505,15 @@ class Peer(OfOneProcess):
         self._pointer = pointer
         transport._endpoint.peers[int(ffi.cast("uintptr_t", pointer))] = self
 
-    @contextlib.contextmanager
-    def _using(self) -> Iterator[Any]:
-        with self._transport._using():
-            if self._pointer is None:
-                raise ClosedError("this Peer was closed")
-            yield self._pointer
+    @property
+    def _lock(self) -> contextlib.AbstractContextManager[Any]:
+        return self._transport._lock
+
+    def _get(self) -> Any:
+        self._transport._get()
+        if self._pointer is None:
+            raise ClosedError("this Peer was closed")
+        return self._pointer
 
     def _of(self, transport: Transport) -> Any:
         if self._transport is not transport:
@@ -520,13 +538,15 @@ class Peer(OfOneProcess):
     @property
     def kind(self) -> str:
         """The kind of transport that serves this peer, such as "shm"."""
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             return string(lib.kvf_peer_kind(pointer))
 
     @property
     def info(self) -> PeerInfo:
         """The transport that serves this peer, and how much has moved."""
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             info = Arena().new("kvf_peer_info")
             call(lib.kvf_peer_get_info, pointer, info)
             return PeerInfo(
@@ -540,7 +560,8 @@ class Peer(OfOneProcess):
     @property
     def region_bytes(self) -> list[int]:
         """Sizes of the peer's regions."""
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             count = ffi.new("uint32_t *")
             sizes = lib.kvf_peer_region_bytes(pointer, count)
             return [sizes[i] for i in range(count[0])]
@@ -561,7 +582,8 @@ class Peer(OfOneProcess):
         if not isinstance(runs, np.ndarray) or runs.dtype != RUN_DTYPE or runs.ndim != 1:
             raise InvalidError("runs are not a one-dimensional array of RUN_DTYPE")
         kept = np.ascontiguousarray(runs).copy()  # must not change while it moves
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             operation = Operation(self._transport, kept, callback(on_done))
             target = ffi.cast("kvf_run *", kept.ctypes.data)
             # Kept from before the call: an exception of a signal handler may come when the runs are under way.
@@ -587,19 +609,25 @@ class Peer(OfOneProcess):
 
         Raises OutOfRangeError, AgainError (the peer does not drain: progress and repeat), PeerLostError.
         """
-        with self._using() as pointer:
+        with self._lock:
+            pointer = self._get()
             call(lib.kvf_transport_notify, pointer, *Arena().data(data))
 
     def close(self) -> None:
         """Ends the connection; what moves ends with CancelledError first. May be called again."""
-        with self._transport._endpoint.lock:
+        endpoint = self._transport._endpoint
+        with endpoint.lock:
             pointer, self._pointer = self._pointer, None
-            if pointer is not None:
-                if self._transport._endpoint.stage is not None:
-                    self._transport._endpoint.stage._lost(pointer)
-                with self._transport._endpoint.calling_back():
-                    lib.kvf_peer_close(pointer)
-                self._transport._endpoint.peers.pop(int(ffi.cast("uintptr_t", pointer)), None)
+            if pointer is None:
+                return
+            if endpoint.stage is not None:
+                endpoint.stage._lost(pointer)
+            before, endpoint.progressing = endpoint.progressing, True  # or a callback closes this peer
+            try:
+                lib.kvf_peer_close(pointer)
+            finally:
+                endpoint.progressing = before
+            endpoint.peers.pop(int(ffi.cast("uintptr_t", pointer)), None)
 
 
 class Operation(OfOneProcess):

@@ -252,6 +252,28 @@ elsewhere(consumer.close)
     )
 
 
+def test_a_transport_whose_call_was_interrupted_is_used_by_other_threads_and_closed() -> None:
+    run(
+        OPEN
+        + EVERYWHERE
+        + """
+def use_and_close():
+    elsewhere(one.progress)
+    one.close()
+    renew()
+def renew():
+    global one, peer
+    one = Transport("inproc")
+    peer = one.connect(transport.card)
+uses = (lambda: one.progress(), lambda: one.wait(0), lambda: peer.info, lambda: peer.close())
+transport = Transport("inproc")
+for use in uses:
+    renew()
+    everywhere(use, use_and_close)
+"""
+    )
+
+
 def test_what_one_thread_uses_at_a_time_is_used_by_another_after_an_interrupted_call() -> None:
     run(
         OPEN
