@@ -57,10 +57,11 @@ class Resource:
         self._release = release
         self._dependents = 0
         self._dropped = False
-        self._parents = parents
+        self._parents: tuple[Resource, ...] = ()
         with _LOCK:
-            for parent in parents:
+            for parent in parents:  # one by one: a signal handler may raise before the last
                 parent._dependents += 1
+                self._parents += (parent,)
 
     def give_to(self, owner: Resource) -> None:
         """Says that another object of the library frees this one."""

@@ -252,6 +252,39 @@ elsewhere(consumer.close)
     )
 
 
+def test_what_was_being_made_when_the_interrupt_came_is_not_taken_from_others() -> None:
+    run(
+        OPEN
+        + """
+import signal
+import kvferry._native
+from kvferry import Plan, Request
+model = small_model()
+engine = decode_engine(model)
+plan = Plan(engine.shard(0), engine)
+end = hold(kvferry._native._LOCK)
+def interrupt(*_):
+    end()
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, interrupt)
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    Request(plan)  # waits for the lock when the plan is to be kept
+except KeyboardInterrupt:
+    pass
+else:
+    sys.exit(1)
+freed, release = [], plan._resource._release
+plan._resource._release = lambda pointer: [freed.append(pointer), release(pointer)]
+request = Request(plan)
+plan.close()
+assert not freed
+request.close()
+assert len(freed) == 1
+"""
+    )
+
+
 def test_a_transport_whose_call_was_interrupted_is_used_by_other_threads_and_closed() -> None:
     run(
         OPEN
