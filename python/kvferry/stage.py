@@ -199,10 +199,10 @@ class Stage(OfOneProcess):
                 return
             if self._endpoint.progressing:
                 raise InvalidError("a callback may not close the stage of the transport that called it")
+            for move in list(self._moves):  # a signal handler's exception comes when one is freed
+                move.end()
             pointer, self._pointer = self._pointer, None
             self._endpoint.stage = None
-            for move in list(self._moves):
-                move.end()
             lib.kvf_stage_close(pointer)
 
     def __enter__(self) -> Stage:

@@ -541,6 +541,12 @@ request.set(wanted)
 interrupt(kvferry.stage, "kvf_move_free", stages[1].pull(request, [peer]).close)
 request.set(wanted)
 interrupt(kvferry.stage, "kvf_stage_close", stages[1].close)
+before = len(os.listdir("/proc/self/task"))
+stage = Stage(taker, here.shard(0), workers=2)
+stage.join(peer)
+move = stage.pull(request, [peer])
+interrupt(kvferry.stage, "kvf_move_free", stage.close)  # of what still moves
+assert stage.closed and len(os.listdir("/proc/self/task")) == before
 interrupt(kvferry.transport, "kvf_peer_close", peer.close)
 other = taker.connect(giver.card)
 interrupt(kvferry.transport, "kvf_transport_close", taker.close)
