@@ -48,6 +48,8 @@ def _region_of_array(array: NDArray[Any], keeps: Any) -> Region:
     if array.dtype.hasobject:
         raise InvalidError(f"an array of {array.dtype} holds Python objects; allowed: numbers")
     size = array.dtype.itemsize
+    if size == 0:
+        raise InvalidError(f"an array of {array.dtype} has 0 bytes; allowed: 1 and more")
     elements = None
     if not any(stride % size for stride in array.strides):
         elements = dense_elements(array.shape, [stride // size for stride in array.strides])
@@ -88,6 +90,8 @@ def _find_region(buffer: Any) -> Region:
             f"a {type(buffer).__name__} has no memory to share; allowed: NumPy arrays, the buffer protocol, "
             "__dlpack__, __cuda_array_interface__"
         ) from None
+    except (ValueError, BufferError) as error:  # of an mmap that was closed, or a view that was released
+        raise InvalidError(f"{type(buffer).__name__} does not share its memory: {error}") from error
     if view.readonly:
         raise InvalidError(f"the {type(buffer).__name__} is read-only; a cache is written to")
     try:

@@ -58,10 +58,10 @@ class Region:
 
 def dense_elements(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     """The number of elements of an array that fills its memory, axes in any order; None if it has holes."""
+    if 0 in shape:
+        return 0
     expected = 1
     for stride, length in sorted((stride, length) for length, stride in zip(shape, strides, strict=True)):
-        if length == 0:
-            return 0
         if length > 1 and stride != expected:
             return None
         expected *= length

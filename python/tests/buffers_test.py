@@ -67,6 +67,25 @@ def test_axes_may_be_in_any_order() -> None:
     assert region_of(Tensor(permuted)).bytes == memory.nbytes
 
 
+class OnDevice:
+    """An array on a CUDA device, as CuPy and Numba describe theirs."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        data = {"version": 3, "shape": shape, "typestr": "<f4", "data": (0, False), "strides": None}
+        self.__cuda_array_interface__ = data
+
+
+def closed(mapped: mmap.mmap) -> mmap.mmap:
+    mapped.close()
+    return mapped
+
+
+def released(memory: bytearray) -> memoryview:
+    view = memoryview(memory)
+    view.release()
+    return view
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -80,6 +99,10 @@ def test_axes_may_be_in_any_order() -> None:
         (lambda: bytes(64), "read-only"),
         (lambda: np.zeros(0), "0 bytes"),
         (lambda: bytearray(), "0 bytes"),
+        (lambda: OnDevice((4, 0)), "0 bytes"),
+        (lambda: np.zeros(4, np.dtype([])), "0 bytes"),
+        (lambda: closed(mmap.mmap(-1, 64)), "mmap does not share its memory: mmap closed or invalid"),
+        (lambda: released(bytearray(64)), "memoryview does not share its memory: .* released"),
         (lambda: np.array([object()]), "Python objects"),
         (lambda: 7, "no memory to share"),
         (lambda: [1, 2, 3], "no memory to share"),
