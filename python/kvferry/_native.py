@@ -63,11 +63,19 @@ class Resource:
                 parent._dependents += 1
                 self._parents += (parent,)
 
-    def give_to(self, owner: Resource) -> None:
-        """Says that another object of the library frees this one."""
+    @classmethod
+    def owner_of(cls, others: Iterable[Resource], pointer: Any, release: Callable[[Any], None]) -> Resource:
+        """An object of the library that has just taken others over, and frees them.
+
+        If a signal handler raises an exception meanwhile, it is never freed, rather than others twice.
+        """
+        owner = cls(pointer, _freed_by_others)
         with _LOCK:
-            self._release, self._parents = _freed_by_others, (*self._parents, owner)
-            owner._dependents += 1
+            for other in others:
+                other._release, other._parents = _freed_by_others, (*other._parents, owner)
+                owner._dependents += 1
+        owner._release = release
+        return owner
 
     @property
     def borrowed(self) -> bool:

@@ -472,10 +472,9 @@ class Engine(Handle):
             len(shards),
         )
         engine = cls.__new__(cls)
-        engine._own(made, lib.kvf_engine_free)
-        for shard, taken in zip(shards, resources, strict=True):
-            # A thread that is using the shard may go on, because the engine keeps it.
-            taken.give_to(engine._get())
+        # A thread that is using a shard may go on, because the engine keeps it.
+        engine._resource = Resource.owner_of(resources, made, lib.kvf_engine_free)
+        for shard in shards:
             shard.close()
         return engine
 

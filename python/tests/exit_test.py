@@ -215,6 +215,7 @@ else:
 
 EVERYWHERE = """
 def everywhere(do, then):
+    # `do` has been called before, so that what is made at the first call is there.
     # Interrupts it wherever a signal handler may raise: when Python code is called, when C code has returned.
     at, ended = 0, False
     while not ended:
@@ -228,9 +229,12 @@ def everywhere(do, then):
             sys.setprofile(interrupt)
             do()
             sys.setprofile(None)
-            ended = True
         except KeyboardInterrupt:
             then()
+        else:  # the exception was not raised yet, or it was in a __del__, which Python only prints
+            ended = left > 0
+            if not ended:
+                then()
     assert at > 5
 def elsewhere(do):  # in another thread, which must not wait for this one
     done = []
@@ -246,6 +250,7 @@ def test_an_agent_whose_call_was_interrupted_is_used_and_closed_by_other_threads
         OPEN
         + EVERYWHERE
         + """
+consumer.next_event()
 everywhere(consumer.next_event, lambda: elsewhere(consumer.next_event))
 elsewhere(consumer.close)
 """
@@ -285,6 +290,53 @@ assert len(freed) == 1
     )
 
 
+def test_shards_that_were_being_given_to_an_engine_when_the_interrupt_came_are_freed_once() -> None:
+    run(
+        OPEN
+        + EVERYWHERE
+        + """
+from kvferry import Engine, Shard
+import kvferry.shard
+lib = kvferry.shard.lib
+freed = []
+class Counting:
+    def __getattr__(self, name):
+        return getattr(lib, name)
+    def kvf_shard_free(self, pointer):
+        freed.append(pointer)
+        lib.kvf_shard_free(pointer)
+    def kvf_engine_free(self, pointer):
+        freed.extend(lib.kvf_engine_shard(pointer, i) for i in range(2))
+        lib.kvf_engine_free(pointer)
+kvferry.shard.lib = Counting()
+model = small_model()
+engine = prefill_engine(model, tp_size=2)
+def renew():
+    global given
+    freed.clear()
+    given = [
+        Shard(
+            model, rank=one.rank, layers=one.layers, region_bytes=one.region_bytes, groups=one.groups,
+            tp_size=2, tp_rank=one.tp_rank,
+        )
+        for one in engine.shards
+    ]
+def look():
+    for one in given:
+        with contextlib.suppress(ClosedError):
+            assert one.placement(0, 0, 0).region == 0
+    given.clear()
+    assert len(set(freed)) == len(freed)
+    renew()
+sys.unraisablehook = lambda _: None
+renew()
+Engine.from_shards(model, given)
+renew()
+everywhere(lambda: Engine.from_shards(model, given), look)
+"""
+    )
+
+
 def test_a_transport_whose_call_was_interrupted_is_used_by_other_threads_and_closed() -> None:
     run(
         OPEN
@@ -302,6 +354,8 @@ uses = (lambda: one.progress(), lambda: one.wait(0), lambda: peer.info, lambda: 
 transport = Transport("inproc")
 for use in uses:
     renew()
+    use()
+    renew()
     everywhere(use, use_and_close)
 """
     )
@@ -314,6 +368,7 @@ def test_what_one_thread_uses_at_a_time_is_used_by_another_after_an_interrupted_
         + MAKE
         + """
 for use in make()[1]:
+    use()
     everywhere(use, lambda: elsewhere(use))
 """
     )
