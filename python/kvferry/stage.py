@@ -278,16 +278,9 @@ class Stage(OfOneProcess):
             pointers = ffi.new("kvf_peer *[]", [self._peer(peer) for peer in peers] or 1)
             options = arena.new("kvf_move_options", way=way, priority=priority)
             options.permissions = arena.numbers("uint64_t", given, "a permission")
-            made = take(
-                lib.kvf_stage_pull,
-                "kvf_move *",
-                pointer,
-                resource.pointer,
-                pointers,
-                options,
-                undo=lib.kvf_move_free,
-            )
-            return StageMove(self, request, made)
+            move = StageMove(self, request)
+            move._move.begin(lib.kvf_stage_pull, pointer, resource.pointer, pointers, options)
+            return move
 
     def push(
         self,
@@ -314,17 +307,9 @@ class Stage(OfOneProcess):
             options = arena.new("kvf_move_options", way=way, priority=priority)
             options.permissions = arena.numbers("uint64_t", [permission], "permission")
             target = self._peer(peer)
-            made = take(
-                lib.kvf_stage_push,
-                "kvf_move *",
-                pointer,
-                resource.pointer,
-                source,
-                target,
-                options,
-                undo=lib.kvf_move_free,
-            )
-            return StageMove(self, request, made)
+            move = StageMove(self, request)
+            move._move.begin(lib.kvf_stage_push, pointer, resource.pointer, source, target, options)
+            return move
 
     @property
     def info(self) -> StageInfo:
@@ -396,16 +381,24 @@ def python_on_event(context: Any, peer: Any, status: int, text: Any) -> None:
 class _Move:
     """The library's side of a move; the stage keeps it until it is freed, also if Python drops it."""
 
-    def __init__(self, stage: Stage, request: Request, pointer: Any) -> None:
+    def __init__(self, stage: Stage, request: Request) -> None:
         self.endpoint = stage._endpoint
-        self.pointer: Any = pointer
+        self.pointer: Any = None
         self.status, self.detail = Status.IN_PROGRESS, ""
         self.bytes, self.packed = 0, 0
         self._request = request
         self._kept = request._get()
         self._moves = stage._moves
-        request._moves.add(self)
-        self._moves.add(self)
+
+    def begin(self, function: Any, *arguments: Any) -> None:
+        """Starts it, as that of a Transfer."""
+        try:
+            self._request._moves.add(self)
+            self._moves.add(self)
+            self.pointer = take(function, "kvf_move *", *arguments, undo=lib.kvf_move_free)
+        except BaseException:
+            self.end()
+            raise
 
     def look(self) -> _Move:
         """Asks the library how far it is; of one that was freed, the last answer stays."""
@@ -422,12 +415,10 @@ class _Move:
     def end(self) -> None:
         """Frees it, and cancels it if it still moves."""
         with self.endpoint.lock:
-            if self.pointer is None:
-                return
             if self.look().status == Status.IN_PROGRESS:
                 self.status = Status.CANCELLED
             try:
-                lib.kvf_move_free(self.pointer)
+                lib.kvf_move_free(self.pointer or ffi.NULL)
             finally:  # a signal handler's exception comes when it is freed
                 self.pointer = None
                 self._request._moves.discard(self)
@@ -437,9 +428,9 @@ class _Move:
 class StageMove(Moving):
     """A request moving through a stage, whether its sources go direct or packed."""
 
-    def __init__(self, stage: Stage, request: Request, pointer: Any) -> None:
+    def __init__(self, stage: Stage, request: Request) -> None:
         self._transport = stage._transport  # lives as long as the move
-        self._move = _Move(stage, request, pointer)
+        self._move = _Move(stage, request)
 
     def __del__(self) -> None:
         # Not freed here, because a garbage collection may begin with any lock held.

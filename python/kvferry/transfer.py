@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvferry._binding import ffi, lib
-from kvferry._native import OfOneProcess, over_at, string
+from kvferry._native import OfOneProcess, over_at, string, take
 from kvferry.errors import Status, error_of
 from kvferry.request import Request
 
@@ -85,15 +85,23 @@ class Moving(OfOneProcess):
 class Move:
     """The library's side of a transfer; the endpoint keeps it until it is freed, also if Python drops it."""
 
-    def __init__(self, endpoint: Endpoint, request: Request, pointer: Any) -> None:
+    def __init__(self, endpoint: Endpoint, request: Request) -> None:
         self.endpoint = endpoint
-        self.pointer: Any = pointer
+        self.pointer: Any = None
         self._request = request
         self._kept = request._get()
         self._last: tuple[Status, int, int] = (Status.IN_PROGRESS, 0, 0)
         self._detail = ""
-        request._moves.add(self)
-        endpoint.moves.add(self)
+
+    def begin(self, function: Any, *arguments: Any) -> None:
+        """Starts it. Its Transfer is there before: a signal handler's exception must not leave it to nobody."""
+        try:
+            self._request._moves.add(self)
+            self.endpoint.moves.add(self)
+            self.pointer = take(function, "kvf_transfer *", *arguments, undo=lib.kvf_transfer_free)
+        except BaseException:
+            self.end()
+            raise
 
     def look(self) -> tuple[Status, int, int]:
         """Status, bytes and runs; the last known ones if it was freed."""
@@ -115,13 +123,12 @@ class Move:
     def end(self) -> None:
         """Frees it, and cancels it if it still moves."""
         with self.endpoint.lock:
-            if self.pointer is None:
-                return
-            status, size, runs = self.look()
-            self._last = (Status.CANCELLED if status == Status.IN_PROGRESS else status, size, runs)
-            self._detail = self.detail
+            if self.pointer is not None:
+                status, size, runs = self.look()
+                self._last = (Status.CANCELLED if status == Status.IN_PROGRESS else status, size, runs)
+                self._detail = self.detail
             try:
-                lib.kvf_transfer_free(self.pointer)
+                lib.kvf_transfer_free(self.pointer or ffi.NULL)
             finally:  # a signal handler's exception comes when it is freed
                 self.pointer = None
                 self._request._moves.discard(self)

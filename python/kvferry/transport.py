@@ -172,7 +172,10 @@ class Endpoint:
         """Frees transfers and moves that Python has dropped."""
         with self.lock:
             while self.forgotten:
-                self.forgotten.popleft().end()
+                first = self.forgotten[0]
+                first.end()  # a signal handler's exception may come before it is freed
+                with contextlib.suppress(ValueError):
+                    self.forgotten.remove(first)
 
 
 @contextlib.contextmanager
@@ -464,15 +467,9 @@ class Transport(Allocating):
         with self._lock, request._lock:
             self._get()
             pointers = ffi.new("kvf_peer *[]", [peer._of(self) for peer in peers] or 1)
-            made = take(
-                lib.kvf_transfer_start,
-                "kvf_transfer *",
-                resource.pointer,
-                direction,
-                pointers,
-                undo=lib.kvf_transfer_free,
-            )
-            return Transfer(self, Move(self._endpoint, request, made))
+            transfer = Transfer(self, Move(self._endpoint, request))
+            transfer._move.begin(lib.kvf_transfer_start, resource.pointer, direction, pointers)
+            return transfer
 
     def push(self, request: Request, source: int, peer: Peer) -> Transfer:
         """Starts writing one source's cells at the source itself: this process is that rank.
@@ -486,15 +483,9 @@ class Transport(Allocating):
         with self._lock, request._lock:
             self._get()
             target = of_type(Peer, peer)._of(self)
-            made = take(
-                lib.kvf_transfer_push,
-                "kvf_transfer *",
-                resource.pointer,
-                source,
-                target,
-                undo=lib.kvf_transfer_free,
-            )
-            return Transfer(self, Move(self._endpoint, request, made))
+            transfer = Transfer(self, Move(self._endpoint, request))
+            transfer._move.begin(lib.kvf_transfer_push, resource.pointer, source, target)
+            return transfer
 
 
 class Peer(OfOneProcess):

@@ -526,6 +526,41 @@ assert peer.info.bytes_read == 20480
     )
 
 
+def test_a_transfer_that_an_interrupt_left_to_nobody_lets_its_request_go() -> None:
+    run(
+        OPEN
+        + EVERYWHERE
+        + """
+from kvferry import GroupRequest, Plan, Request, Stage
+from coordinates import PREFILL_TABLE
+model = small_model()
+there, here = prefill_engine(model, tp_size=1), decode_engine(model)
+giver, taker = Transport("inproc"), Transport("inproc")
+for one, engine in ((giver, there), (taker, here)):
+    one.register([one.allocate(size) for size in engine.shard(0).region_bytes])
+stages = Stage(giver, there.shard(0)), Stage(taker, here.shard(0))
+peer, back = taker.connect(giver.card), giver.connect(taker.card)
+stages[1].join(peer)
+stages[0].join(back)
+wanted = [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)]
+request = Request(Plan(here.shard(0), there), wanted)
+sys.unraisablehook = lambda _: None
+ways = (
+    lambda: taker.pull(request, [peer]),
+    lambda: giver.push(request, 0, back),
+    lambda: stages[1].pull(request, [peer]),
+    lambda: stages[0].push(request, 0, back),
+)
+for way in ways:
+    way().close()
+    everywhere(lambda: (request.set(wanted), way().close()), lambda: None)
+    giver.progress()
+    taker.progress()
+    assert not any(one._endpoint.moves for one in (giver, taker)) and not any(one._moves for one in stages)
+"""
+    )
+
+
 @pytest.mark.parametrize("do", ["copy.copy", "copy.deepcopy", "pickle.dumps"])
 def test_what_stands_for_an_object_of_the_library_is_neither_copied_nor_pickled(do: str) -> None:
     run(
