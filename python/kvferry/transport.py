@@ -119,7 +119,7 @@ class Endpoint:
         self.progressing = False  # inside a call of the library that calls callbacks
         self.on_notify = on_notify
         self.on_peer_lost = on_peer_lost
-        self.raised: BaseException | None = None  # by a callback, for progress() to raise
+        self.raised: BaseException | None = None  # by a callback, for progress() or close() to raise
         self.kept: list[Any] = []
         self.regions = Registered()
         self.allocations = Allocations()
@@ -167,6 +167,13 @@ class Endpoint:
                 self.operations.clear()
                 self.kept.clear()
                 self.regions.clear()
+            self.raise_what_callbacks_raised()
+
+    def raise_what_callbacks_raised(self) -> None:
+        """Raises the first exception that was kept."""
+        raised, self.raised = self.raised, None
+        if raised is not None:
+            raise raised
 
     def end_forgotten(self) -> None:
         """Frees transfers and moves that Python has dropped."""
@@ -230,8 +237,8 @@ class Transport(Allocating):
         on_peer_lost: called when a peer is gone, with the transport, the peer and the reason
 
     Callbacks run inside progress(), on the thread that calls it; progress() raises their exceptions. What moves
-    when the transport or a peer is closed ends inside that call. They may call anything of the transport except
-    progress() and close().
+    when the transport or a peer is closed ends inside that call; Transport.close() raises what progress() has not.
+    They may call anything of the transport except progress() and close().
 
     Raises NotFoundError (no such kind or setting), InvalidError (the value of a setting), UnsupportedError
     (not in this build), InputOutputError.
@@ -430,9 +437,7 @@ class Transport(Allocating):
                 staging = endpoint.stage is not None and endpoint.stage._progress()
             finally:
                 endpoint.progressing = False
-            raised, endpoint.raised = endpoint.raised, None
-            if raised is not None:
-                raise raised
+            endpoint.raise_what_callbacks_raised()
             return bool(busy[0]) or staging
 
     def wait(self, timeout: float) -> None:

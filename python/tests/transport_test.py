@@ -205,6 +205,21 @@ def test_what_ends_because_something_is_closed_may_not_close_or_progress_the_tra
     assert pair.here.closed
 
 
+@pytest.mark.parametrize("closes", ["the peer", "the transport"])
+def test_an_error_of_a_callback_is_raised_when_the_transport_is_closed(closes: str) -> None:
+    def fail(operation: Operation) -> None:
+        raise RuntimeError(f"a bug of the caller, {operation.status.name}")
+
+    pair = Pair("shm")
+    pair.peers[0].submit(Direction.READ, pair.request.runs(0), fail)
+    if closes == "the peer":
+        pair.peers[0].close()
+    with pytest.raises(RuntimeError, match="a bug of the caller, CANCELLED"):
+        pair.here.close()
+    assert pair.here.closed
+    pair.close()
+
+
 def test_waiting_for_less_than_no_time_ends_at_once() -> None:
     with Transport("inproc") as transport:
         waiting = threading.Thread(target=transport.wait, args=(-0.001,), daemon=True)
