@@ -237,8 +237,8 @@ class Transport(Allocating):
         on_peer_lost: called when a peer is gone, with the transport, the peer and the reason
 
     Callbacks run inside progress(), on the thread that calls it; progress() raises their exceptions. What moves
-    when the transport or a peer is closed ends inside that call; Transport.close() raises what progress() has not.
-    They may call anything of the transport except progress() and close().
+    when the transport or a peer is closed ends inside that call; Transport.close() raises what progress() has
+    not. They may call anything of the transport except progress() and close().
 
     Raises NotFoundError (no such kind or setting), InvalidError (the value of a setting), UnsupportedError
     (not in this build), InputOutputError.

@@ -653,23 +653,27 @@ class Pools(unittest.TestCase):
         self.assertEqual((said[0] == said[1], said[0] == said[2]), (True, False))
 
     def test_options_with_which_caches_cannot_be_moved_are_refused_by_name(self) -> None:
-        args = KVArgs()
-        args.state_types, args.num_draft_entries = [], 0
-        for policy, release, says in (
-            ("early", True, ""),
-            ("early", False, "support SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=0; see"),
-            (
-                "prefill_complete",
-                True,
-                "support --disaggregation-decode-allocation-policy prefill_complete; see",
-            ),
+        early, late = "early", "prefill_complete"
+        for policy, release, hisparse, pool, says in (
+            (early, True, False, "NVLINK", ""),
+            (early, False, False, None, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=0"),
+            (late, True, False, None, f"--disaggregation-decode-allocation-policy {late}"),
+            (early, True, True, None, r"caches in memory of the host \(--enable-hisparse\)"),
+            (early, True, False, "INTRA_NODE_NVLINK", "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=INTRA_NODE_NVLINK"),
         ):
-            settings = SimpleNamespace(disaggregation_decode_allocation_policy=policy)
+            args = KVArgs()
+            args.state_types, args.num_draft_entries = [], 0
+            disagg = SimpleNamespace(disaggregation_decode_allocation_policy=policy)
+            memory = SimpleNamespace(enable_hisparse=hisparse)
             with (
-                self.subTest(policy=policy, release=release),
-                mock.patch("kvferry.sglang.caches.get_disagg", lambda settings=settings: settings),
+                self.subTest(says=says),
+                mock.patch("kvferry.sglang.caches.get_disagg", lambda disagg=disagg: disagg),
+                mock.patch("kvferry.sglang.caches.get_memory", lambda memory=memory: memory),
                 envs.SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE.override(release),
-                self.assertRaisesRegex(UnsupportedError, says) if says else contextlib.nullcontext(),
+                envs.SGLANG_MOONCAKE_CUSTOM_MEM_POOL.override(pool),
+                self.assertRaisesRegex(UnsupportedError, f"support {says}; see")
+                if says
+                else contextlib.nullcontext(),
             ):
                 refuse_options(args, 1, 1, 1, 1)
 

@@ -13,7 +13,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.disaggregation.base.conn import KVArgs, StateType
 from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.environ import envs
-from sglang.srt.runtime_context import get_disagg
+from sglang.srt.runtime_context import get_disagg, get_memory
 
 from kvferry.errors import UnsupportedError
 from kvferry.fp8 import kept_type
@@ -48,6 +48,7 @@ def refuse_options(args: KVArgs, cp_size: int, dcp_size: int, shard_size: int, p
     others = [state.value for state in args.state_types if state not in STATES]
     policy = get_disagg().disaggregation_decode_allocation_policy
     layout = envs.SGLANG_AITER_KV_CACHE_LAYOUT.get().lower()
+    pool = envs.SGLANG_MOONCAKE_CUSTOM_MEM_POOL.get()
     refused = {
         f"caches of the kinds {', '.join(others)}": bool(others),
         "caches of the same kind twice": len(set(args.state_types)) < len(args.state_types),
@@ -57,7 +58,10 @@ def refuse_options(args: KVArgs, cp_size: int, dcp_size: int, shard_size: int, p
         f"decode context parallelism ({dcp_size} ranks)": dcp_size > 1,
         f"KV cache sharding ({shard_size} ranks)": shard_size > 1,
         f"--disaggregation-decode-allocation-policy {policy}": policy != "early",
+        "caches in memory of the host (--enable-hisparse)": get_memory().enable_hisparse,
         "SGLANG_RUST_SERVER": bool(envs.SGLANG_RUST_SERVER.get()),
+        # Its small data is in memory of the device.
+        f"SGLANG_MOONCAKE_CUSTOM_MEM_POOL={pool}": pool == "INTRA_NODE_NVLINK",
         # Without it pages of a failed request are others' before the agent says that nobody writes them.
         "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=0": not (
             envs.SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE.get()
