@@ -126,20 +126,29 @@ class Computing:
         tables: list[list[int]],
         params: dict[str, Any] | None,
         max_tokens: int = 1,
+        changed: int | None = None,
     ) -> Any:
-        """Adds a request that has arrived."""
+        """Adds a request that has arrived; `changed`: where it has another token than other requests."""
         self.tables[name] = tables
         request = self.requests[name] = a_request(name, tokens, params)
+        if changed is not None:
+            request.all_token_ids[changed] += 1
         request.max_tokens = max_tokens
         self.scheduling.add(request)
         return request
 
     def want(
-        self, name: str, tokens: int, tables: list[list[int]], params: dict[str, Any], computed: int = 0
+        self,
+        name: str,
+        tokens: int,
+        tables: list[list[int]],
+        params: dict[str, Any],
+        computed: int = 0,
+        changed: int | None = None,
     ) -> int:
         """Adds a request whose cache another engine has or will have; returns how many tokens vLLM would wait
         for."""
-        request = self.add(name, tokens, tables, params)
+        request = self.add(name, tokens, tables, params, changed=changed)
         load, _ = self.scheduling.match(request, computed)
         self.scheduling.allocated(request, blocks_of(*tables), load)
         return load

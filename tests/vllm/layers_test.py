@@ -466,6 +466,22 @@ class Ends(Pairs):
             )
         self.assertEqual(prefill.workers[0]._jobs, {})
 
+    def test_a_prompt_of_other_tokens_is_computed_by_the_decode_engine(self) -> None:
+        """As with another chat template: parameters cannot say it before the prompt is computed."""
+        for changed, there, here in ((None, 1, 1), (TOKENS - 1, 1, 1), (0, 2, 1), (50, 1, 2)):
+            with self.subTest(changed=changed, there=there, here=here), self.layers_each(1):
+                prefill, decode = self.pair(there, here)
+                prefill.add("r", TOKENS, [THERE], dict(TO_PREFILL))
+                decode.want("r", TOKENS, [HERE], self.announced(prefill), changed=changed)
+                decode.step()
+                prefill.step({"r": TOKENS})
+                prefill.finish("r")
+                steps(prefill, decode, until=lambda p=prefill, d=decode: self.both_ended(p, d))
+                failed = [found["failed"] for found in decode.results]
+                self.assertEqual(failed, [set() if changed is None else {"r"}] * here)
+                prefill.close()
+                decode.close()
+
     def test_the_decode_engine_wants_it_no_more_and_the_request_goes_on(self) -> None:
         prefill, decode = self.pair()
         self.begin(prefill, decode, [THERE], [HERE])

@@ -47,6 +47,19 @@ class Chunk:
     tables: list[BlockTable]
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """What a prompt's cache was computed from, or is to be.
+
+    Attributes:
+        digest: of the tokens and the adapter, as prompt_of() makes it
+        tokens: how many, from the first
+    """
+
+    digest: str
+    tokens: int
+
+
 @dataclass
 class KvferryStep(KVConnectorMetadata):
     """The workers' tasks in a step.
@@ -61,6 +74,7 @@ class KvferryStep(KVConnectorMetadata):
         params: of requests that are kept from here on, for an operator who has them handed over
         computes: requests are being computed for peers, and will be kept
         fills: before it computes, vLLM writes zeros or copies of others into new blocks
+        prompts: of requests that are pushed while they are computed, and of those that such a push writes
     """
 
     instructions: list[Instruction] = field(default_factory=list)
@@ -72,6 +86,7 @@ class KvferryStep(KVConnectorMetadata):
     params: dict[str, dict[str, Any]] = field(default_factory=dict)
     computes: bool = False
     fills: bool = False
+    prompts: dict[str, Prompt] = field(default_factory=dict)
 
 
 @dataclass

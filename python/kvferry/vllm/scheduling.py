@@ -31,7 +31,7 @@ from kvferry.vllm.compat import (
 from kvferry.vllm.draining import DRAINS, REFUSED, Accepting
 from kvferry.vllm.geometry import GroupGeometry, build_model, draft_cells, group_order, own_layers
 from kvferry.vllm.identity import content_of, prompt_of, rotation_of, scale_facts
-from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
+from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep, Prompt
 from kvferry.vllm.pushing import EarlyPushes
 from kvferry.vllm.settings import read_settings
 from kvferry.vllm.turns import Turns
@@ -74,6 +74,7 @@ class Scheduling:
         self._accepting = Accepting(self._settings.takes_commands)
         self._refused: set[str] = set()  # requests whose answers say that the engine drains
         self._turns = Turns()  # answers of a consumer that are kept for the next turn
+        self._prompts: dict[str, Prompt] = {}  # of requests whose workers compare them, or say what they are
         self._early: EarlyPushes | None = None
         self._blocks: KVCacheManager | None = None
 
@@ -172,6 +173,7 @@ class Scheduling:
                 push=push,
                 push_id=push_id,
             )
+            self._note_prompt(request, announced, source, params)
             if tokens < request.num_prompt_tokens:
                 shorten_prompt(request, tokens)
             if prefills:
@@ -223,6 +225,15 @@ class Scheduling:
                 f"the prefill server computed other tokens than the first {source.tokens} of this prompt, or "
                 f"with another adapter: kvferry_prompt is {said!r}; here it is {own!r}"
             )
+
+    def _note_prompt(
+        self, request: Request, announced: bool, source: TransferParams | None, params: dict[str, Any]
+    ) -> None:
+        """Where both servers are asked at once, the workers compare what parameters cannot say yet."""
+        if announced or (source is not None and source.push and not params.get("kvferry_prompt")):
+            tokens = (source.tokens if source is not None else 0) or self._kept_tokens(request)
+            if digest := prompt_of(request, tokens):
+                self._prompts[request.request_id] = Prompt(digest, tokens)
 
     def _check_length(self, request: Request) -> None:
         """Raises InvalidError if vLLM would free blocks while they are written to a consumer.
@@ -329,6 +340,7 @@ class Scheduling:
     ) -> tuple[bool, dict[str, Any] | None]:
         key = self._keys.pop(request.request_id, None)
         self._matched.pop(request.request_id, None)
+        self._prompts.pop(request.request_id, None)
         self._without_draft.discard(request.request_id)
         self._accepting.ended(request.request_id)
         is_turn = self._turns.wants(request.request_id)
@@ -387,8 +399,10 @@ class Scheduling:
         fills = bool(output.new_block_ids_to_zero or output.kv_cache_block_copies)
         early, blocks = self._early, self._blocks
         if early is None or blocks is None:
+            instructions = self._take(output)
+            prompts = self._take_prompts(instructions)
             return KvferryStep(
-                self._take(output), void, idle=idle, params=params, computes=computes, fills=fills
+                instructions, void, idle=idle, params=params, computes=computes, fills=fills, prompts=prompts
             )
         early.open(output)
         instructions = self._take(output)
@@ -402,7 +416,17 @@ class Scheduling:
             params,
             computes,
             fills,
+            self._take_prompts(instructions),
         )
+
+    def _take_prompts(self, instructions: Sequence[Instruction]) -> dict[str, Prompt]:
+        """The prompts of requests that workers begin to write, or to have written."""
+        begun = (
+            item.request.id.decode()
+            for item in instructions
+            if item.kind in (InstructionKind.PUSH, InstructionKind.EXPECT)
+        )
+        return {name: self._prompts.pop(name) for name in begun if name in self._prompts}
 
     def _take(self, output: SchedulerOutput) -> list[Instruction]:
         """The instructions of the step, after kept answers have given way to requests that lack blocks."""

@@ -14,6 +14,7 @@ from kvferry.errors import KvferryError, NotFoundError, UnsupportedError
 from kvferry.events import Event, EventKind
 from kvferry.log import log_options
 from kvferry.model import CONVERTED, GroupKind
+from kvferry.records import Record
 from kvferry.request import GroupSteps
 from kvferry.scheduler import Instruction, InstructionKind
 from kvferry.tickets import EventSource, cancel, drain
@@ -30,7 +31,7 @@ from kvferry.vllm.compat import (
 from kvferry.vllm.geometry import RankGeometry, build_engine, number_groups
 from kvferry.vllm.identity import scale_facts, weights_of
 from kvferry.vllm.marks import DeviceMarks, record
-from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep
+from kvferry.vllm.messages import KvferryHandshake, KvferryReport, KvferryStep, Prompt
 from kvferry.vllm.processors import engines_processors
 from kvferry.vllm.pushing import LayerOrder, LayerPushes, Pieces
 from kvferry.vllm.ranks import Ranks
@@ -61,6 +62,10 @@ LEASE_SECONDS = 30.0
 # Requests that were sent, of which it is remembered how they ended.
 MOST_GONE = 1024
 
+# The record of a push that says what its prompt is.
+PROMPT = "kvferry_prompt"
+OTHER_PROMPT = "the prefill server computed other tokens than those of this prompt, or with another adapter"
+
 SENDS = (InstructionKind.HOLD, InstructionKind.PUSH)
 LOADS = (InstructionKind.PULL, InstructionKind.EXPECT)
 
@@ -76,7 +81,17 @@ class _Job:
     named: bool = False  # its failed blocks were reported one by one
     lost: bool = False  # its blocks are vLLM's already: vLLM does not wait for its end
     params: dict[str, Any] | None = None  # a peer finds it by them; None: vLLM computes or loads it
+    prompt: Prompt | None = None  # that it loads; None: it was compared before
     begun: float = field(default_factory=time.monotonic)
+
+
+def _is_other(prompt: Prompt | None, records: Sequence[Record]) -> bool:
+    """Whether a producer says that it has computed another prompt."""
+    return prompt is not None and any(
+        record.data != prompt.digest.encode()
+        for record in records
+        if record.name == PROMPT and record.end == prompt.tokens
+    )
 
 
 def find_ranks(parallel: ParallelConfig) -> Ranks:
@@ -147,6 +162,7 @@ class Worker:
         self._filled: Any = None  # it has written what vLLM fills new blocks with
         self._drafted: Any = None  # it has computed a step's drafts
         self._begun: KvferryStep | None = None  # the step whose pushes are open
+        self._prompts: dict[str, Prompt] = {}  # of this step
         self._early: dict[str, bool] = {}  # requests that are pushed and not ended; whether the push is over
         self._commands: Commands | None = None  # None: nobody may give any
         self._gone: dict[str, str] = {}  # sends that have ended, and how; only if commands are taken
@@ -249,6 +265,7 @@ class Worker:
 
     def begin(self, step: KvferryStep) -> None:
         """Opens the pushes of chunks that the step computes: before the step, or with its first layer."""
+        self._prompts = step.prompts
         if step is self._begun or self._layers is None:
             return
         self._begun = step
@@ -341,12 +358,18 @@ class Worker:
                 after=self._drafted,
             )
         elif kind == InstructionKind.PUSH:
+            prompt = self._prompts.get(request)
+            records = [Record(PROMPT, prompt.digest.encode(), 0, prompt.tokens)] if prompt is not None else []
             ticket = agent.push(
-                item.transfer_id, item.groups, consumers=item.consumers, deadline=item.deadline or None
+                item.transfer_id,
+                item.groups,
+                consumers=item.consumers,
+                deadline=item.deadline or None,
+                records=records,
             )
         else:
             ticket = self._load(agent, item, request)
-        self._jobs[ticket] = _Job(kind, request)
+        self._jobs[ticket] = _Job(kind, request, prompt=self._prompts.get(request))
         self._tickets[kind, request] = ticket
         if kind == InstructionKind.PUSH and request not in self._early:
             assert self._layers is not None
@@ -440,7 +463,11 @@ class Worker:
         job = self._jobs.get(event.ticket)
         if job is None:
             return
-        if event.kind == EventKind.DONE:
+        if event.kind == EventKind.DONE and job.kind in LOADS and _is_other(job.prompt, event.records):
+            self._ended["failed_loads"] += 1
+            job.failed, job.why = True, OTHER_PROMPT
+            logger.warning("request %s: %s", job.request, job.why)
+        elif event.kind == EventKind.DONE:
             self._ended["loads"] += job.kind in LOADS
             self._ended["handed_over"] += job.kind in SENDS
             seconds = time.monotonic() - job.begun
