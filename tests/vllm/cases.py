@@ -259,7 +259,7 @@ CASES = {
     "turns-push": Case(
         "llama",
         Side(32, arguments=(*ROOM, *LONGER)),
-        Side(64, arguments=(*ROOM, *LONGER)),
+        Side(64, arguments=(*ROOM, *LONGER, "--num-gpu-blocks-override", "60")),
         what=What.TURNS,
         mode="push",
         both=True,
