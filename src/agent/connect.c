@@ -8,11 +8,11 @@
 /* A connect is over when every rank it needs has answered. */
 static void connect_tick(kvf_ticket *base, uint64_t now) {
     kvf_asker *ticket = kvf_asker_of(base);
-    const char *unmet = kvf_ticket_unmet(ticket);
-    if (!unmet) {
+    char unmet[KVF_DETAIL_BYTES / 2];
+    if (!kvf_ticket_unmet(ticket, unmet, sizeof unmet)) {
         kvf_ticket_done(&ticket->base);
     } else if (now >= ticket->base.deadline) {
-        char detail[512];
+        char detail[KVF_DETAIL_BYTES];
         (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
         kvf_ticket_fail(&ticket->base, KVF_E_TIMEOUT, detail, NULL);
     } else {

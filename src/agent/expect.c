@@ -455,7 +455,8 @@ static void expect_fail(kvf_ticket *ticket, kvf_status status, const char *detai
 
 /* Names the first writer that is late: perhaps its engine never pushed. */
 static void fail_late(kvf_asker *expect) {
-    const char *unmet = kvf_ticket_unmet(expect);
+    char detail[KVF_DETAIL_BYTES], why[KVF_DETAIL_BYTES / 2];
+    const bool unmet = kvf_ticket_unmet(expect, why, sizeof why);
     const kvf_session *late = NULL;
     uint32_t writers = 0, written = 0;
     for (uint32_t i = 0; i < expect->source_count; i++) {
@@ -466,9 +467,8 @@ static void fail_late(kvf_asker *expect) {
         written += source->written;
         late = late || source->written ? late : source->session;
     }
-    char detail[512];
     if (unmet)
-        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
+        (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", why);
     else
         (void)snprintf(detail, sizeof detail,
                        "the deadline has passed: %u of %u producer ranks have written everything%s", written,

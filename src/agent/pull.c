@@ -207,14 +207,14 @@ static void say_leases(const kvf_pull *pull, char *out, size_t bytes, const kvf_
 }
 
 static void fail_late(kvf_pull *pull, uint64_t now) {
-    char detail[512], leases[96];
+    char detail[KVF_DETAIL_BYTES], reason[KVF_DETAIL_BYTES / 2], leases[96];
     const kvf_session *late = NULL;
-    const char *unmet = kvf_ticket_unmet(&pull->asker);
+    const bool unmet = kvf_ticket_unmet(&pull->asker, reason, sizeof reason);
     const char *waits_for = kvf_ticket_waits_for(&pull->asker);
     const bool asking = !unmet && !waits_for && pull->base.state == KVF_TICKET_ASKING;
     if (asking)
         say_leases(pull, leases, sizeof leases, &late);
-    const char *why = unmet       ? unmet
+    const char *why = unmet       ? reason
                       : waits_for ? waits_for
                       : asking    ? leases
                       : pull->base.state == KVF_TICKET_RESERVED && pull->base.groups

@@ -445,15 +445,23 @@ void kvf_ticket_fail(kvf_ticket *ticket, kvf_status status, const char *detail, 
     ticket->ops->fail(ticket, status, detail, session);
 }
 
-const char *kvf_ticket_unmet(const kvf_asker *ticket) {
-    if (ticket->base.state == KVF_TICKET_MEETING)
-        return ticket->remote->detail[0] ? ticket->remote->detail : "the engine did not answer";
+bool kvf_ticket_unmet(const kvf_asker *ticket, char *why, size_t bytes) {
+    const kvf_remote *remote = ticket->remote;
+    if (ticket->base.state == KVF_TICKET_MEETING) {
+        (void)snprintf(why, bytes, "%s: %s", remote->name,
+                       remote->detail[0] ? remote->detail : "the engine did not answer");
+        return true;
+    }
     for (uint32_t i = 0; i < ticket->source_count; i++) {
         const kvf_session *session = ticket->sources[i].session;
-        if (session && session->state == KVF_SESSION_GREETING)
-            return session->broken_detail ? session->broken_detail : "not every rank of the engine answered";
+        if (session && session->state == KVF_SESSION_GREETING) {
+            (void)snprintf(why, bytes, "%s rank %u: %s", session->engine, session->rank,
+                           session->broken_detail ? session->broken_detail : "it did not answer");
+            return true;
+        }
     }
-    return ticket->after ? "the event before which no byte may be written has not happened" : NULL;
+    (void)snprintf(why, bytes, "the event before which no byte may be written has not happened");
+    return ticket->after;
 }
 
 const char *kvf_ticket_waits_for(const kvf_asker *ticket) {

@@ -169,8 +169,12 @@ void kvf_ticket_settle(kvf_ticket *ticket);
 void kvf_ticket_unlist(kvf_ticket *ticket);
 void kvf_ticket_free(kvf_ticket *ticket);
 
-/** Why the remote engine of a ticket, or one of the ranks it needs, has not been met; NULL: all were met. */
-const char *kvf_ticket_unmet(const kvf_asker *ticket);
+/**
+ * Whether the remote engine of a ticket, or one of the ranks it needs, has not been met.
+ *
+ * @param why  receives who that is, and the reason
+ */
+bool kvf_ticket_unmet(const kvf_asker *ticket, char *why, size_t bytes);
 /** Why the transport is not connected yet to a rank that a ticket reads; NULL: it is, or need not be. */
 const char *kvf_ticket_waits_for(const kvf_asker *ticket);
 /** Starts a new ticket that needs a remote engine, and returns its number; on failure frees the ticket. */
