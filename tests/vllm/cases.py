@@ -130,7 +130,8 @@ LITTLE_ROOM = (*ROOM, "--num-gpu-blocks-override", "40")
 
 # vLLM drains before it ends, and may be told to sleep.
 DRAINS = ("--shutdown-timeout", "180")
-SLEEPS = (("VLLM_SERVER_DEV_MODE", "1"), ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "120"))
+OPERATED = (("VLLM_SERVER_DEV_MODE", "1"),)  # and caches may be reset
+SLEEPS = (*OPERATED, ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "120"))
 
 REPLICATED = ("--data-parallel-size", "2")
 
@@ -252,14 +253,14 @@ CASES = {
     "turns": Case(
         "llama",
         Side(64, arguments=(*ROOM, *LONGER)),
-        Side(32, arguments=(*ROOM, *LONGER, "--num-gpu-blocks-override", "120")),
+        Side(32, arguments=(*ROOM, *LONGER, "--num-gpu-blocks-override", "120"), environment=OPERATED),
         what=What.TURNS,
         both=True,
     ),
     "turns-push": Case(
         "llama",
         Side(32, arguments=(*ROOM, *LONGER)),
-        Side(64, arguments=(*ROOM, *LONGER, "--num-gpu-blocks-override", "60")),
+        Side(64, arguments=(*ROOM, *LONGER, "--num-gpu-blocks-override", "60"), environment=OPERATED),
         what=What.TURNS,
         mode="push",
         both=True,

@@ -14,6 +14,8 @@ The same conversation is held through the proxy, whose client says nothing of th
 from __future__ import annotations
 
 import json
+import time
+import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +57,30 @@ class Turns(Asking):
         self.forgotten(talk, last)
         self.corrupted(talk)
         self.crowded()
+        self.outdated()
+
+    def outdated(self) -> None:
+        """Caches of the decode server are reset while nothing runs: answers go with those of connectors."""
+        talk = self.new(FIRST)
+        first = self.turn(talk, None)
+        self.judge(
+            "caches of vLLM alone are not reset while an answer is kept", not self._reset(external=False)
+        )
+        self._reset(external=True)
+        end, done = time.monotonic() + 30, False
+        while not done and time.monotonic() < end:
+            done = self._reset(external=False)
+        self.judge("with those of connectors they are", done)
+        talk += first.tokens + self.new(20)
+        found = self.turn(talk, first.params)
+        self.judge("an answer from before the reset is not read", found.there == 0, f"{found.there} bytes")
+        self.judge("the turn after the reset: same tokens", found.tokens == self.alone(talk))
+
+    def _reset(self, external: bool) -> bool:
+        """Resets the decode server's caches; returns whether vLLM says so."""
+        where = f"http://127.0.0.1:{self._decode.port}/reset_prefix_cache?reset_external={external}"
+        with urllib.request.urlopen(urllib.request.Request(where, b"", method="POST"), timeout=60) as answer:
+            return bool(json.load(answer)["success"])
 
     def crowded(self) -> None:
         """More conversations begin than the decode server has blocks for: its oldest answers give way."""

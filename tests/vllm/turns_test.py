@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import unittest
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -37,7 +38,7 @@ class Turns(Pairs):
     def start(self, **extra: Any) -> tuple[Half, Half]:
         """Starts two engines, and makes a first turn: its prompt is handed over and answered."""
         prefill = self.engine("prefill", 32, bidirectional_kv_xfer=True, **extra)
-        decode = self.engine("decode", 16, bidirectional_kv_xfer=True)
+        decode = self.engine("decode", 16, blocks=32, bidirectional_kv_xfer=True)
         self.write(prefill, THERE, range(TOKENS))
         params = prefill.serve("one-p", TOKENS, THERE)
         self.assertTrue(params["do_remote_prefill"])
@@ -233,8 +234,7 @@ class GivingWay(Turns):
         super().setUp()
         self.prefill, self.decode = self.start()
         self.write(self.prefill, THERE, range(TOKENS))
-        params = self.prefill.serve("more-p", TOKENS, THERE)
-        self.answer(self.prefill, self.decode, "more", TOKENS, params, 0, ANSWERED, OTHERS)
+        self.answer_again("more", OTHERS)
         self.decode.step()
         self.free = 0
         pool = SimpleNamespace(get_num_free_blocks=lambda: self.free)
@@ -297,6 +297,31 @@ class GivingWay(Turns):
             self.assertEqual(self.leaving(runs=1), [name])
             steps(self.decode, until=lambda name=name: name in self.decode.sent)
         self.assertFalse(self.decode.scheduling.gives_way())
+
+    def test_a_reset_lets_go_of_all_answers_that_are_whole(self) -> None:
+        self.free = 100
+        self.answer_again("last", range(16, 23))
+        self.assertEqual(self.leaving(), [])  # the workers are told to keep the last
+        self.assertFalse(self.decode.scheduling.resets)
+        self.decode.scheduling.reset()
+        self.assertTrue(self.decode.scheduling.resets)
+        self.assertEqual(self.leaving(), ["one", "more", "last"])
+        steps(self.decode, until=lambda: not self.decode.scheduling.resets)
+        self.assertLessEqual({"one", "more", "last"}, self.decode.sent)
+        self.answer_again("later", range(23, 30))
+        self.assertEqual(self.leaving(), [])
+
+    def test_an_answer_that_the_workers_do_not_keep_yet_is_outdated_too(self) -> None:
+        self.free = 100
+        self.answer_again("last", range(16, 23))
+        self.decode.scheduling.reset()
+        self.assertEqual(self.leaving(), ["one", "more"])
+        self.assertEqual(self.leaving(), ["last"])
+
+    def answer_again(self, name: str, blocks: Iterable[int]) -> None:
+        """Another answer, which the workers keep from the next step on."""
+        params = self.prefill.serve(f"{name}-p", TOKENS, THERE)
+        self.answer(self.prefill, self.decode, name, TOKENS, params, 0, ANSWERED, list(blocks))
 
     def test_the_next_turn_of_one_that_has_left_is_computed(self) -> None:
         self.ask(16)

@@ -122,6 +122,15 @@ class KvferryConnector(KVConnectorBase_V1, SupportsHMA):
         """Whether a running request that lacks blocks gets kept ones soon; if not, vLLM takes another's."""
         return self.scheduling.gives_way()
 
+    def reset_cache(self) -> bool | None:
+        """Lets go of what is kept for later requests. What is handed over now is a request's own, and stays."""
+        self.scheduling.reset()
+        return True
+
+    def has_pending_push_work(self) -> bool:
+        """Whether vLLM must make steps though no request runs: workers hear of a reset in a step."""
+        return self.scheduling.resets
+
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         """Takes in the reports of the workers."""
         self.scheduling.update(connector_output)

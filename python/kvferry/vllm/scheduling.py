@@ -434,13 +434,22 @@ class Scheduling:
         if self._blocks is not None:
             idle = output.total_num_scheduled_tokens == 0
             for key in self._turns.give_way(free_blocks(self._blocks), idle=idle):
-                logger.info("answer %s is no longer kept for its next turn: blocks are short", key.id.decode())
+                logger.info("answer %s is no longer kept for its next turn", key.id.decode())
                 self._schedule.abort(key)
         return [self._keep_turn(self._leave_draft(item)) for item in self._schedule.take()]
 
     def gives_way(self) -> bool:
         """Whether a running request that lacks blocks gets some that are kept for next turns."""
         return self._turns.can_help()
+
+    def reset(self) -> None:
+        """No answer is kept for a next turn that was computed before."""
+        self._turns.reset()
+
+    @property
+    def resets(self) -> bool:
+        """Whether such answers still have blocks."""
+        return self._turns.resets
 
     def update(self, output: KVConnectorOutput) -> None:
         """Takes in the reports of all workers."""

@@ -22,6 +22,7 @@ class Turns:
         self._wanted: dict[str, int] = {}  # not kept yet; how many blocks each has, once it is known
         self._kept: dict[str, tuple[RequestKey, int]] = {}  # the oldest first
         self._leaving: dict[str, int] = {}  # no longer kept, but not yet free
+        self._outdated: set[str] = set()  # of these three: computed before a reset
         self._waiting: dict[
             str, int
         ] = {}  # requests that vLLM has just asked about; how many blocks each needs
@@ -40,6 +41,7 @@ class Turns:
     def drop(self, name: str) -> None:
         """The answer of a request is not to be kept, if it was."""
         self._wanted.pop(name, None)
+        self._outdated.discard(name)
 
     def finished(self, name: str, blocks: int) -> None:
         """An answer is whole. It has so many blocks, some of which others may have too."""
@@ -54,6 +56,16 @@ class Turns:
         for name in names:
             self._kept.pop(name, None)
             self._leaving.pop(name, None)
+            self._outdated.discard(name)
+
+    def reset(self) -> None:
+        """vLLM's caches begin anew, perhaps with other weights: no answer is kept that is whole by now."""
+        self._outdated = {*self._kept, *(name for name, blocks in self._wanted.items() if blocks)}
+
+    @property
+    def resets(self) -> bool:
+        """Whether answers from before a reset still have blocks."""
+        return bool(self._outdated)
 
     # ---- requests that lack blocks
 
@@ -72,7 +84,7 @@ class Turns:
         return self._running_lack
 
     def give_way(self, free: int, *, idle: bool) -> list[RequestKey]:
-        """A step is built. Returns the answers that are no longer kept, as few as are needed.
+        """A step is built. Returns the answers that are no longer kept: all outdated ones, and those needed.
 
         Args:
             free: blocks that nobody uses
@@ -83,8 +95,9 @@ class Turns:
         self._waiting.clear()
         self._running_lack = False
         given: list[RequestKey] = []
-        while self._kept and sum(self._leaving.values()) < lacking:
-            name = next(iter(self._kept))
+        for name in sorted(self._kept, key=lambda name: name not in self._outdated):  # the oldest first
+            if name not in self._outdated and sum(self._leaving.values()) >= lacking:
+                break
             key, self._leaving[name] = self._kept.pop(name)
             given.append(key)
         return given
