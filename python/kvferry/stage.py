@@ -23,7 +23,7 @@ from kvferry.events import Way
 from kvferry.model import DtypeLike, Model, dtype_set
 from kvferry.request import BlockTable, GroupSteps, Request
 from kvferry.shard import Shard
-from kvferry.transfer import Moving
+from kvferry.transfer import Begun, Moving
 from kvferry.transport import Direction, Peer, Transport
 
 
@@ -378,27 +378,13 @@ def python_on_event(context: Any, peer: Any, status: int, text: Any) -> None:
         stage._endpoint.raised = stage._endpoint.raised or error
 
 
-class _Move:
-    """The library's side of a move; the stage keeps it until it is freed, also if Python drops it."""
+class _Move(Begun):
+    """The library's side of a move, which the stage keeps."""
 
     def __init__(self, stage: Stage, request: Request) -> None:
-        self.endpoint = stage._endpoint
-        self.pointer: Any = None
+        super().__init__(stage._endpoint, request, stage._moves, "kvf_move *")
         self.status, self.detail = Status.IN_PROGRESS, ""
         self.bytes, self.packed = 0, 0
-        self._request = request
-        self._kept = request._get()
-        self._moves = stage._moves
-
-    def begin(self, function: Any, *arguments: Any) -> None:
-        """Starts it, as that of a Transfer."""
-        try:
-            self._request._moves.add(self)
-            self._moves.add(self)
-            self.pointer = take(function, "kvf_move *", *arguments, undo=lib.kvf_move_free)
-        except BaseException:
-            self.end()
-            raise
 
     def look(self) -> _Move:
         """Asks the library how far it is; of one that was freed, the last answer stays."""
@@ -412,17 +398,13 @@ class _Move:
                 self.bytes, self.packed = info.bytes, info.packed
             return self
 
-    def end(self) -> None:
-        """Frees it, and cancels it if it still moves."""
-        with self.endpoint.lock:
-            if self.look().status == Status.IN_PROGRESS:
-                self.status = Status.CANCELLED
-            try:
-                lib.kvf_move_free(self.pointer or ffi.NULL)
-            finally:  # a signal handler's exception comes when it is freed
-                self.pointer = None
-                self._request._moves.discard(self)
-                self._moves.discard(self)
+    @property
+    def _free(self) -> Any:
+        return lib.kvf_move_free
+
+    def _look_last(self) -> None:
+        if self.look().status == Status.IN_PROGRESS:
+            self.status = Status.CANCELLED
 
 
 class StageMove(Moving):

@@ -82,26 +82,60 @@ class Moving(OfOneProcess):
         self.close()
 
 
-class Move:
-    """The library's side of a transfer; the endpoint keeps it until it is freed, also if Python drops it."""
+class Begun:
+    """The library's side of a request that moves; an owner keeps it until it is freed, also if Python drops it.
 
-    def __init__(self, endpoint: Endpoint, request: Request) -> None:
+    Args:
+        owners: those that the owner keeps
+        kind: the library's type
+    """
+
+    def __init__(self, endpoint: Endpoint, request: Request, owners: set[Any], kind: str) -> None:
         self.endpoint = endpoint
         self.pointer: Any = None
         self._request = request
         self._kept = request._get()
-        self._last: tuple[Status, int, int] = (Status.IN_PROGRESS, 0, 0)
-        self._detail = ""
+        self._owners, self._kind = owners, kind
 
     def begin(self, function: Any, *arguments: Any) -> None:
-        """Starts it. Its Transfer is there before: a signal handler's exception must not leave it to nobody."""
+        """Starts it. What the caller gets is there before: an interrupt must not leave it to nobody."""
         try:
             self._request._moves.add(self)
-            self.endpoint.moves.add(self)
-            self.pointer = take(function, "kvf_transfer *", *arguments, undo=lib.kvf_transfer_free)
+            self._owners.add(self)
+            self.pointer = take(function, self._kind, *arguments, undo=self._free)
         except BaseException:
             self.end()
             raise
+
+    @property
+    def _free(self) -> Any:
+        """The library's function that frees it: called as it is, as in Python an interrupt may come first."""
+        raise NotImplementedError
+
+    def _look_last(self) -> None:
+        """Notes how far it has come: it is about to be freed, which cancels it if it still moves."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Frees it, and cancels it if it still moves."""
+        with self.endpoint.lock:
+            self._look_last()
+            free = self._free
+            try:
+                free(self.pointer or ffi.NULL)
+            finally:  # a signal handler's exception comes when it is freed
+                self.pointer = None
+                self._request._moves.discard(self)
+                self._owners.discard(self)
+
+
+class Move(Begun):
+    """The library's side of a transfer, which the endpoint keeps."""
+
+    def __init__(self, endpoint: Endpoint, request: Request) -> None:
+        super().__init__(endpoint, request, endpoint.moves, "kvf_transfer *")
+        self._last: tuple[Status, int, int] = (Status.IN_PROGRESS, 0, 0)
+        self._detail = ""
 
     def look(self) -> tuple[Status, int, int]:
         """Status, bytes and runs; the last known ones if it was freed."""
@@ -120,19 +154,15 @@ class Move:
                 self._detail = string(lib.kvf_transfer_detail(self.pointer))
             return self._detail
 
-    def end(self) -> None:
-        """Frees it, and cancels it if it still moves."""
-        with self.endpoint.lock:
-            if self.pointer is not None:
-                status, size, runs = self.look()
-                self._last = (Status.CANCELLED if status == Status.IN_PROGRESS else status, size, runs)
-                self._detail = self.detail
-            try:
-                lib.kvf_transfer_free(self.pointer or ffi.NULL)
-            finally:  # a signal handler's exception comes when it is freed
-                self.pointer = None
-                self._request._moves.discard(self)
-                self.endpoint.moves.discard(self)
+    @property
+    def _free(self) -> Any:
+        return lib.kvf_transfer_free
+
+    def _look_last(self) -> None:
+        if self.pointer is not None:
+            status, size, runs = self.look()
+            self._last = (Status.CANCELLED if status == Status.IN_PROGRESS else status, size, runs)
+            self._detail = self.detail
 
 
 class Transfer(Moving):
