@@ -497,18 +497,24 @@ Stage(stub, engine.shard(0))
     )
 
 
-def test_a_transfer_whose_start_was_interrupted_is_ended() -> None:
-    run(
-        OPEN
-        + INTERRUPT
-        + """
-from kvferry import Direction, GroupRequest, Plan, Request
+# Two transports of one process: one has what the other wants.
+PAIR = """
 from coordinates import PREFILL_TABLE
 model = small_model()
 there, here = prefill_engine(model, tp_size=1), decode_engine(model)
 giver, taker = Transport("inproc"), Transport("inproc")
 for one, engine in ((giver, there), (taker, here)):
     one.register([one.allocate(size) for size in engine.shard(0).region_bytes])
+"""
+
+
+def test_a_transfer_whose_start_was_interrupted_is_ended() -> None:
+    run(
+        OPEN
+        + INTERRUPT
+        + PAIR
+        + """
+from kvferry import Direction, GroupRequest, Plan, Request
 peer = taker.connect(giver.card)
 request = Request(Plan(here.shard(0), there), [GroupRequest(DECODE_TABLE, PREFILL_TABLE, 0, TOKENS)])
 for start in (taker.pull, taker.put):
@@ -530,14 +536,9 @@ def test_a_transfer_that_an_interrupt_left_to_nobody_lets_its_request_go() -> No
     run(
         OPEN
         + EVERYWHERE
+        + PAIR
         + """
 from kvferry import GroupRequest, Plan, Request, Stage
-from coordinates import PREFILL_TABLE
-model = small_model()
-there, here = prefill_engine(model, tp_size=1), decode_engine(model)
-giver, taker = Transport("inproc"), Transport("inproc")
-for one, engine in ((giver, there), (taker, here)):
-    one.register([one.allocate(size) for size in engine.shard(0).region_bytes])
 stages = Stage(giver, there.shard(0)), Stage(taker, here.shard(0))
 peer, back = taker.connect(giver.card), giver.connect(taker.card)
 stages[1].join(peer)
