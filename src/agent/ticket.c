@@ -460,8 +460,9 @@ bool kvf_ticket_unmet(const kvf_asker *ticket, char *why, size_t bytes) {
             return true;
         }
     }
-    (void)snprintf(why, bytes, "the event before which no byte may be written has not happened");
-    return ticket->after;
+    if (ticket->after)
+        (void)snprintf(why, bytes, "the event before which no byte may be written has not happened");
+    return ticket->after != NULL;
 }
 
 const char *kvf_ticket_waits_for(const kvf_asker *ticket) {
