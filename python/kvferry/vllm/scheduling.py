@@ -59,6 +59,7 @@ class Scheduling:
         self._directory: Agent | None = None
         self._schedule: Schedule | None = None
         self._groups: list[GroupGeometry] = []
+        self._sizes: list[int] = []  # tokens of a block, of each of vLLM's groups
         self._model_groups: Sequence[Group] = ()  # the same, as the model has them
         self._layers: Sequence[Sequence[int]] = ()  # of each of them, if other engines can use that
         self._keys: dict[str, RequestKey] = {}
@@ -99,6 +100,7 @@ class Scheduling:
         for rank in sorted(known):
             self._directory.introduce(known[rank].introduction)
         self._groups = group_order(geometries)
+        self._sizes = list({group.source: group.tokens_per_id for group in self._groups}.values())
         model = build_model(geometries)
         self._model_groups = model.groups
         self._layers = own_layers(model.groups)
@@ -250,8 +252,7 @@ class Scheduling:
 
     def match(self, request: Request, computed_tokens: int) -> tuple[int | None, bool]:
         """How many tokens can be loaded, and whether the request waits for them; None: not known yet."""
-        sizes = {group.source: group.tokens_per_id for group in self._groups}
-        self._turns.asked(request.request_id, sum(-(-request.num_tokens // size) for size in sizes.values()))
+        self._turns.asked(request.request_id, sum(-(-request.num_tokens // size) for size in self._sizes))
         key = self._keys.get(request.request_id)
         if key is None or self._schedule is None:
             return 0, False
@@ -522,10 +523,11 @@ class Scheduling:
             logger.error("request %s: the turn before is computed again: %s", request.request_id, error)
             return None
         content = content_of(request, source.tokens)
-        goes_on = source.tokens <= request.num_prompt_tokens and content == params.get("kvferry_content")
-        if goes_on and content and self._same_draft(params):
+        is_said = bool(content) and content == params.get("kvferry_content")
+        goes_on = is_said and source.tokens <= request.num_prompt_tokens
+        if goes_on and self._same_draft(params):
             return source
-        if not goes_on or not content:
+        if not goes_on:
             logger.info("request %s does not go on with the tokens of the turn before", request.request_id)
         self._decline(request, source)
         return None

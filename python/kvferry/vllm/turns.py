@@ -23,9 +23,7 @@ class Turns:
         self._kept: dict[str, tuple[RequestKey, int]] = {}  # the oldest first
         self._leaving: dict[str, int] = {}  # no longer kept, but not yet free
         self._outdated: set[str] = set()  # of these three: computed before a reset
-        self._waiting: dict[
-            str, int
-        ] = {}  # requests that vLLM has just asked about; how many blocks each needs
+        self._waiting: dict[str, int] = {}  # requests that vLLM has asked about; how many blocks each needs
         self._running_lack = False  # a running request lacks a block
 
     # ---- answers

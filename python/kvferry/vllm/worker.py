@@ -349,6 +349,7 @@ class Worker:
             if running is not None:
                 cancel(agent, running)
             return
+        prompt = self._prompts.get(request)
         if kind == InstructionKind.HOLD:
             ticket = agent.hold(
                 item.transfer_id,
@@ -358,7 +359,6 @@ class Worker:
                 after=self._drafted,
             )
         elif kind == InstructionKind.PUSH:
-            prompt = self._prompts.get(request)
             records = [Record(PROMPT, prompt.digest.encode(), 0, prompt.tokens)] if prompt is not None else []
             ticket = agent.push(
                 item.transfer_id,
@@ -369,7 +369,7 @@ class Worker:
             )
         else:
             ticket = self._load(agent, item, request)
-        self._jobs[ticket] = _Job(kind, request, prompt=self._prompts.get(request))
+        self._jobs[ticket] = _Job(kind, request, prompt=prompt)
         self._tickets[kind, request] = ticket
         if kind == InstructionKind.PUSH and request not in self._early:
             assert self._layers is not None
