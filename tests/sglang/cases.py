@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from models import EAGLE
 from servers import Side
 
 
@@ -12,6 +13,7 @@ class What(enum.Enum):
     """What a case does."""
 
     HAND_OVER = "hand over"
+    DRAFTS = "drafts"
     PREFIXES = "prefixes"
     FAULTS = "faults"
     MISMATCH = "mismatch"
@@ -51,13 +53,27 @@ CASES = {
     "tp2-tp1": Case(prefill=Side(page=16, tp=2)),
     "pp2-pp1": Case(prefill=Side(page=16, pp=2)),
     "keys": Case(keys=True),
+    "eagle-64-16": Case("llama-one", Side(page=64, draft=EAGLE), Side(page=16, draft=EAGLE), what=What.DRAFTS),
+    "eagle-tp2-tp1": Case(
+        "llama-one",
+        Side(page=16, tp=2, draft=EAGLE, arguments=("--chunked-prefill-size", "64")),
+        Side(page=16, draft=EAGLE),
+        what=What.DRAFTS,
+    ),
     "prefixes": Case(
         prefill=Side(page=64),
         decode=Side(page=16, arguments=("--disaggregation-decode-enable-radix-cache",)),
         what=What.PREFIXES,
     ),
+    "eagle-prefixes": Case(
+        "llama-one",
+        prefill=Side(page=64, draft=EAGLE),
+        decode=Side(page=16, draft=EAGLE, arguments=("--disaggregation-decode-enable-radix-cache",)),
+        what=What.PREFIXES,
+    ),
     "faults": Case(what=What.FAULTS, patience=10),
     "mismatch": Case(decode_model="llama-layers", what=What.MISMATCH, patience=10),
+    "mismatch-drafts": Case("llama-one", Side(page=16, draft=EAGLE), what=What.MISMATCH, patience=10),
     "stages": Case(decode=Side(page=16, pp=2), what=What.STAGES, patience=10),
     "wrong-key": Case(what=What.WRONG_KEY, keys=True, patience=10),
 }

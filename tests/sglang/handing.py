@@ -14,6 +14,7 @@ from pair import ROOMS, Asking, Pair, Reference
 TOKENS = 24
 LENGTHS = (5, 16, 17, 100, 511)
 CROWD = 12
+DRAFTED = 8
 Judge = Callable[..., None]
 
 
@@ -77,12 +78,36 @@ class HandOver(Judged):
         """What is lost on the way must be noticed by the judgements above."""
         prompt = self.prompt(100)
         room = secrets.randbelow(ROOMS) + 1
-        self.pair.spoil(True)
-        found = self.pair.hand_over(prompt, TOKENS, room)
-        self.pair.spoil(False)
+        with self.pair.spoiled():
+            found = self.pair.hand_over(prompt, TOKENS, room)
         wanted = self.wanted(prompt)
         self.judge("control: a lost cache gives other tokens", found[0] == wanted[0] and found != wanted, found)
         self.judge("control: a lost cache has other cells", not self.cells_equal(room, len(prompt)))
+
+
+class Drafts(HandOver):
+    """Both servers have a draft model, whose cache moves, too."""
+
+    def run(self) -> None:
+        """Asks and judges."""
+        super().run()
+        prompts = [self.prompt(200) for _ in range(DRAFTED)]
+        good = self._accepted("drafts", prompts)
+        self.judge("most drafts are accepted", good > 0.6, good)
+        with self.pair.spoiled(self.pair.drafts):
+            bad = self._accepted("a lost cache of drafts", prompts)
+        self.judge("control: a lost cache of drafts gives worse ones", bad < good / 2, f"{bad} and {good}")
+
+    def _accepted(self, what: str, prompts: list[list[int]]) -> float:
+        """The share of drafts that are what the model gives; judges the tokens."""
+        answers = [self.pair.ask(prompt, TOKENS) for prompt in prompts]
+        right = sum(
+            answer["output_ids"] == self.wanted(prompt) for answer, prompt in zip(answers, prompts, strict=True)
+        )
+        self.judge(f"{what}: the model's own tokens", right == len(prompts), f"{right} right")
+        told = [answer["meta_info"] for answer in answers]
+        drafted = sum(of["spec_num_proposed_drafts"] for of in told)
+        return float(sum(of["spec_num_correct_drafts"] for of in told) / drafted)
 
 
 class Prefixes(Judged):

@@ -6,12 +6,14 @@ no token, and the tests would prove nothing.
 
 from __future__ import annotations
 
+import json
 import math
 import pathlib
 import sys
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 VOCABULARY = 512
 COMMON = {
@@ -44,7 +46,13 @@ def qwen3() -> transformers.PretrainedConfig:
     return transformers.Qwen3Config(**COMMON)
 
 
-MODELS = {"llama": llama, "llama-layers": llama_layers, "qwen3": qwen3}
+def llama_one() -> transformers.PretrainedConfig:
+    """Unlike llama(): one layer, which a draft model can have, too."""
+    return transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 1})
+
+
+MODELS = {"llama": llama, "llama-layers": llama_layers, "qwen3": qwen3, "llama-one": llama_one}
+EAGLE = "llama-one-eagle"
 
 
 def make(name: str, folder: pathlib.Path) -> pathlib.Path:
@@ -58,11 +66,40 @@ def make(name: str, folder: pathlib.Path) -> pathlib.Path:
         for weight in model.parameters():
             if weight.dim() == 2:
                 weight.normal_(0, 2 / math.sqrt(weight.shape[1]))
+        embeddings = model.get_input_embeddings().weight
+        if name == "llama-one":  # or its draft, which does not normalize them, would see others
+            embeddings /= embeddings.square().mean(1, keepdim=True).sqrt()
     model.save_pretrained(where)
     (where / "complete").touch()
+    return where
+
+
+def make_eagle(folder: pathlib.Path) -> pathlib.Path:
+    """Saves the draft model of "llama-one", which must be there, unless it is there.
+
+    It is the model's own layer, and looks at tokens alone, not at what the model thinks of them. As EAGLE does,
+    it sees no first token. So it mostly drafts what the model then gives, as long as it has what it has cached.
+    """
+    where = folder / EAGLE
+    if (where / "config.json").exists():
+        return where
+    model = folder / "llama-one"
+    weights = {
+        name.removeprefix("model."): weight
+        for name, weight in load_file(model / "model.safetensors").items()
+        if name.startswith("model.layers.") and "input_layernorm" not in name
+    }
+    size = COMMON["hidden_size"]
+    weights["fc.weight"] = torch.cat([torch.eye(size), torch.zeros(size, size)], dim=1)
+    weights["fc.bias"] = torch.zeros(size)
+    where.mkdir(exist_ok=True)
+    save_file(weights, where / "model.safetensors")
+    config = json.loads((model / "config.json").read_text())
+    (where / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLMEagle"]}))
     return where
 
 
 if __name__ == "__main__":
     for name in MODELS:
         make(name, pathlib.Path(sys.argv[1]))
+    make_eagle(pathlib.Path(sys.argv[1]))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import secrets
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,19 +90,39 @@ class Pair:
 
     def hand_over(self, prompt: list[int], tokens: int, room: int = 0) -> list[int]:
         """Asks both servers at once, as a router does; returns the decode server's tokens. Raises Refused."""
-        room = room or secrets.randbelow(ROOMS) + 1
-        with Asking(self.prefill, prompt, tokens, room), Asking(self.decode, prompt, tokens, room) as answer:
-            return answer.tokens()
+        found: list[int] = self.ask(prompt, tokens, room)["output_ids"]
+        return found
 
-    def spoil(self, spoils: bool) -> None:
-        """Whether decode ranks lose what has arrived."""
-        if spoils:
-            (self.readout / SPOIL).touch()
-        else:
-            (self.readout / SPOIL).unlink()
+    def ask(self, prompt: list[int], tokens: int, room: int = 0) -> dict[str, Any]:
+        """Likewise; returns the decode server's answer."""
+        room = room or secrets.randbelow(ROOMS) + 1
+        with Asking(self.prefill, prompt, tokens, room), Asking(self.decode, prompt, tokens, room) as asked:
+            return asked.answer()
+
+    @contextlib.contextmanager
+    def spoiled(self, first: int = 0) -> Iterator[None]:
+        """Decode ranks lose what has arrived, from a buffer on."""
+        (self.readout / SPOIL).write_text(str(first))
+        yield
+        (self.readout / SPOIL).unlink()
+
+    @property
+    def drafts(self) -> int:
+        """The first buffer of the draft model's cache, in each rank; there may be none."""
+        return 2 * self._layers
+
+    @property
+    def _layers(self) -> int:
+        """How many layers the model has, without a draft model's."""
+        config = json.loads((self.prefill.model / "config.json").read_text())
+        found: int = config["num_hidden_layers"]
+        return found
 
     def cells(self, mode: str, room: int, prompt_tokens: int) -> Any:
-        """What a server had of a request: [layer][keys or values][token][head][element], of all ranks."""
+        """What a server had of a request: [layer][keys or values][token][head][element], of all ranks.
+
+        A draft model's layers follow the model's.
+        """
         side = self.sides[mode]
         stages = []
         for stage in range(side.pp):
@@ -124,10 +146,13 @@ class Pair:
 
     def _rank(self, mode: str, room: int, stage: int, rank: int) -> Any:
         buffers = self._buffers(mode, room, stage, rank)
-        half = len(buffers) // 2
-        page = self.sides[mode].page
+        page, own = self.sides[mode].page, self.drafts // self.sides[mode].pp
         shaped = [b.reshape(len(b) * page, -1, HEAD_BYTES).view(np.float32) for b in buffers]
-        return np.stack([np.stack(shaped[:half]), np.stack(shaped[half:])], axis=1)
+        layers = []
+        for caches in (shaped[:own], shaped[own:]):  # of each: keys, and then values
+            half = len(caches) // 2
+            layers += [np.stack(both) for both in zip(caches[:half], caches[half:], strict=True)]
+        return np.stack(layers)
 
 
 class Asking(threading.Thread):
@@ -152,12 +177,16 @@ class Asking(threading.Thread):
     def __exit__(self, *_: object) -> None:
         self.join()
 
-    def tokens(self) -> list[int]:
-        """The tokens, when they are there. Raises Refused."""
+    def answer(self) -> dict[str, Any]:
+        """The answer, when it is there. Raises Refused."""
         self.join()
         if isinstance(self._found, Refused):
             raise self._found
-        found: list[int] = self._found["output_ids"]
+        return self._found
+
+    def tokens(self) -> list[int]:
+        """Its tokens."""
+        found: list[int] = self.answer()["output_ids"]
         return found
 
 

@@ -13,7 +13,7 @@ import pathlib
 import tempfile
 import unittest
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -26,8 +26,13 @@ from sglang.srt.configs.mamba_utils import (
     Mamba2CacheParams,
     Mamba2StateShape,
 )
+from sglang.srt.configs.model_config import AttentionArch
 from sglang.srt.disaggregation.base.conn import KVArgs, StateType
-from sglang.srt.disaggregation.utils import get_kv_transfer_buf_infos, setup_state_kv_args
+from sglang.srt.disaggregation.utils import (
+    build_kv_layer_ids,
+    get_kv_transfer_buf_infos,
+    setup_state_kv_args,
+)
 from sglang.srt.environ import envs
 from sglang.srt.mem_cache.memory_pool import (
     DSATokenToKVPool,
@@ -86,11 +91,24 @@ class Rank:
         cache = kind(tp_size, page)
         self.pool, self.places = cache.pool, cache.places()
         self.args = args = KVArgs()
-        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = get_kv_transfer_buf_infos(self.pool)
+        buffers = [get_kv_transfer_buf_infos(self.pool)]
+        args.num_draft_entries = 0
+        if cache.draft is not None:
+            buffers.append(cache.draft.get_contiguous_buf_infos())
+            args.num_draft_entries = len(buffers[1][0])
+        args.kv_data_ptrs, args.kv_data_lens, args.kv_item_lens = (
+            list(itertools.chain(*of)) for of in zip(*buffers, strict=True)
+        )
         args.page_size, args.kv_cache_dtype_str = page, "auto"
-        args.kv_layer_ids = self.pool.get_kv_layer_ids() if hasattr(self.pool, "get_kv_layer_ids") else []
-        setup_state_kv_args(args, self.pool)
-        self.components = components_of(args, cache.config(), cache.latent, tp_size, cache.LAYERS)
+        args.kv_layer_ids = build_kv_layer_ids(
+            token_to_kv_pool=self.pool,
+            draft_token_to_kv_pool=cache.draft,
+            num_draft_entries=args.num_draft_entries,
+            num_hidden_layers=cache.LAYERS,
+        )
+        setup_state_kv_args(args, self.pool, cache.draft, cache.LAYERS)
+        of = (args, cache.config(), cache.latent, tp_size, cache.LAYERS, cache.draft_config())
+        self.components = components_of(*of)
         engine = build_engine(self.components, name, tp_size, [cache.LAYERS])
         self.agent = Agent(engine, rank, facts=facts_of(self.components, cache.config(), "", None))
         self.arrays = arrays_of(self.components, False)
@@ -150,6 +168,7 @@ class Cache:
     LAYERS = 3
     latent = False
     pool: Any
+    draft: Any = None
 
     def __init__(self, tp_size: int, page: int) -> None:
         raise NotImplementedError
@@ -165,6 +184,10 @@ class Cache:
             full_attention_layer_ids=[0, 2],
             swa_attention_layer_ids=[1],
         )
+
+    def draft_config(self) -> Any:
+        """What the backend reads of the draft model's configuration; None: there is none."""
+        return None
 
     def places(self) -> list[Place]:
         """The tensors."""
@@ -238,7 +261,7 @@ class Pooled(Indexed):
             index_kpool=page // PAGE,
             index_kpool_compress=True,
             max_running_requests=8,
-            skip_topk_layers=[False, True, False],
+            skip_topk_layers=[False, True, False][: self.LAYERS],
         )
 
     def places(self) -> list[Place]:
@@ -449,6 +472,95 @@ class PooledStates(RowStates):
         return [*pooled_places(self.pool.full_kv_pool), *conv, *state]
 
 
+class Drafted(Cache):
+    """A model with a draft model that caches heads of another number and size, in two layers."""
+
+    HEADS = 2
+
+    def __init__(self, tp_size: int, page: int) -> None:
+        super().__init__(tp_size, page)
+        heads = max(1, self.HEADS // tp_size)
+        self.draft = MHATokenToKVPool(SLOTS, page, torch.float32, heads, 2 * HEAD, 2, "cpu", False)
+
+    def draft_config(self) -> Any:
+        """See above."""
+        return SimpleNamespace(
+            attention_arch=AttentionArch.MHA,
+            get_total_num_kv_heads=lambda: self.HEADS,
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        return [*super().places(), *self.heads(self.draft, "draft")]
+
+
+class DraftedHeads(Drafted, Heads):
+    """A small model before one with heads, or EAGLE."""
+
+
+class DraftedStates(Drafted, States):
+    """Likewise before one with states."""
+
+
+class DraftedWindows(Drafted, Windows):
+    """Likewise before one with windows."""
+
+
+class DraftedLatents(Drafted, Latents):
+    """EAGLE 3 before a model with latents."""
+
+
+class Predicting(Cache):
+    """A model with a layer more that predicts tokens (MTP), which caches what the others do."""
+
+    def __init__(self, tp_size: int, page: int) -> None:
+        super().__init__(tp_size, page)
+        mine, self.LAYERS = self.pool, 1
+        super().__init__(tp_size, page)
+        self.pool, self.draft = mine, self.pool
+        del self.LAYERS
+
+    def draft_config(self) -> Any:
+        """See above."""
+        return SimpleNamespace(
+            attention_arch=AttentionArch.MLA if self.latent else AttentionArch.MHA,
+            get_total_num_kv_heads=lambda: HEADS,
+        )
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        mine, found = self.pool, super().places()
+        self.pool = self.draft
+        more = super().places()
+        self.pool = mine
+        return [*found, *(replace(place, name=f"{place.name} of the draft") for place in more)]
+
+
+class PredictingHeads(Predicting, Heads):
+    """MiMo."""
+
+
+class PredictingLatents(Predicting, Latents):
+    """DeepSeek V3."""
+
+
+class PredictingIndexed(Predicting, Indexed):
+    """DeepSeek V3.2."""
+
+
+class PredictingPooled(Predicting, Pooled):
+    """GLM 5 Next, without its states."""
+
+
+class PredictingCompressed(Predicting, Compressed):
+    """Qwen 4, whose draft layer has no state."""
+
+    def places(self) -> list[Place]:
+        """The tensors."""
+        states = ("conv 0 of", "conv 1 of", "state 0 of", "state 1 of")
+        return [place for place in super().places() if not place.name.startswith(states)]
+
+
 class UnknownStates(States):
     """Mamba 2: SGLang does not say what the channels of the convolution are."""
 
@@ -551,6 +663,16 @@ class Pools(unittest.TestCase):
     """See above."""
 
     KINDS = (Heads, Latents, Indexed, Windows, States, RowStates, Sparse, Compressed)
+    DRAFTED = (
+        DraftedHeads,
+        DraftedStates,
+        DraftedWindows,
+        DraftedLatents,
+        PredictingHeads,
+        PredictingLatents,
+        PredictingIndexed,
+        PredictingCompressed,
+    )
 
     def test_what_ranks_have_is_what_other_ranks_get(self) -> None:
         for kind in self.KINDS:
@@ -558,6 +680,21 @@ class Pools(unittest.TestCase):
                 for chunks in ((), (2, 1, 3)):
                     with self.subTest(kind.__name__, sizes=sizes, chunks=chunks):
                         self._move(kind, sizes, chunks=chunks)
+
+    def test_what_a_draft_model_caches_moves_too(self) -> None:
+        for kind in self.DRAFTED:
+            for sizes in ((1, 1), (1, 2), (2, 1)):
+                for chunks, prefix in (((), 0), ((2, 1, 3), 0), ((1,), 2 * PAGE)):
+                    with self.subTest(kind.__name__, sizes=sizes, chunks=chunks, prefix=prefix):
+                        self._move(kind, sizes, chunks=chunks, prefix=prefix)
+        self._move(PredictingPooled, (2, 1), (PAGE * POOL,) * 2)
+
+    def test_pages_may_have_other_sizes_beside_a_draft_model(self) -> None:
+        for kind in (DraftedHeads, DraftedLatents, PredictingLatents):
+            for pages in ((1, 16), (64, 48)):
+                for prefix in (0, 3 * pages[1]):
+                    with self.subTest(kind.__name__, pages=pages, prefix=prefix):
+                        self._move(kind, (2, 1), pages, (2, 1), prefix)
 
     def test_more_ranks_than_heads_have_the_same_heads(self) -> None:
         for sizes in ((8, 1), (1, 8), (8, 2)):
@@ -652,17 +789,30 @@ class Pools(unittest.TestCase):
             self.assertNotIn("scales", facts_of(rank.components, config, "", None))
         self.assertEqual((said[0] == said[1], said[0] == said[2]), (True, False))
 
+    def test_which_draft_model_there_is_is_told_to_the_other_engine(self) -> None:
+        with engines(DraftedHeads, 1) as ((rank,),):
+            said = []
+            for name, kept in (("Eagle", None), ("Eagle", "fp8_e4m3"), ("Other", None), ("Eagle", None)):
+                draft = SimpleNamespace(hf_config=SimpleNamespace(architectures=[name]))
+                spec = SimpleNamespace(speculative_draft_kv_cache_dtype=kept)
+                with mock.patch("kvferry.sglang.caches.get_spec", lambda spec=spec: spec):
+                    facts = facts_of(rank.components, DraftedHeads(1, PAGE).config(), "", None, draft)
+                self.assertEqual((facts["page size"], facts["layers"]), ("any", "kv 3, draft 2"))
+                said.append(facts["draft"])
+        self.assertEqual((len(set(said)), said[0]), (3, said[3]))
+
     def test_options_with_which_caches_cannot_be_moved_are_refused_by_name(self) -> None:
         early, late = "early", "prefill_complete"
-        for policy, release, hisparse, pool, says in (
-            (early, True, False, "NVLINK", ""),
-            (early, False, False, None, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=0"),
-            (late, True, False, None, f"--disaggregation-decode-allocation-policy {late}"),
-            (early, True, True, None, r"caches in memory of the host \(--enable-hisparse\)"),
-            (early, True, False, "INTRA_NODE_NVLINK", "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=INTRA_NODE_NVLINK"),
+        for policy, release, hisparse, pool, stages, says in (
+            (early, True, False, "NVLINK", 1, ""),
+            (early, False, False, None, 1, "SGLANG_DISAGGREGATION_DEFERRED_DECODE_KV_RELEASE=0"),
+            (late, True, False, None, 1, f"--disaggregation-decode-allocation-policy {late}"),
+            (early, True, True, None, 1, r"caches in memory of the host \(--enable-hisparse\)"),
+            (early, True, False, "INTRA_NODE_NVLINK", 1, "SGLANG_MOONCAKE_CUSTOM_MEM_POOL=INTRA_NODE_NVLINK"),
+            (early, True, False, None, 2, "draft models in pipeline stages"),
         ):
             args = KVArgs()
-            args.state_types, args.num_draft_entries = [], 0
+            args.state_types, args.num_draft_entries = [], 2
             disagg = SimpleNamespace(disaggregation_decode_allocation_policy=policy)
             memory = SimpleNamespace(enable_hisparse=hisparse)
             with (
@@ -675,7 +825,7 @@ class Pools(unittest.TestCase):
                 if says
                 else contextlib.nullcontext(),
             ):
-                refuse_options(args, 1, 1, 1, 1)
+                refuse_options(args, 1, 1, 1, stages)
 
     def test_a_type_that_is_not_known_is_refused_by_name(self) -> None:
         with self.assertRaisesRegex(UnsupportedError, "kv_cache_dtype is fp4_e2m1; allowed: auto, bf16"):

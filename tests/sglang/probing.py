@@ -14,7 +14,8 @@ import numpy as np
 
 import kvferry.sglang
 
-#: Where to write; while it has a file "spoil", decode ranks lose what has arrived.
+#: Where to write; while it has a file "spoil", decode ranks lose what has arrived, from the buffer on whose
+#: number is in it.
 FOLDER = "KVFERRY_TEST_READOUT"
 SPOIL = "spoil"
 
@@ -61,7 +62,7 @@ def probing_manager(base: Any) -> Any:
             if decodes and status == 4 and room in self._pages:  # success
                 pages = self._pages.pop(room)
                 if (self._folder / SPOIL).exists():
-                    for cells in self._cells():
+                    for cells in self._cells()[int((self._folder / SPOIL).read_text()) :]:
                         cells[pages] = 0
                 self._read_out("decode", room, pages)
             super().update_status(room, status)

@@ -29,7 +29,7 @@ class Misfit(Judged):
 
 
 class Mismatch(Misfit):
-    """The decode server's model has fewer layers."""
+    """The decode server's model has fewer layers, or there is a draft model in the prefill server only."""
 
     SAYS = "layers"
 

@@ -12,12 +12,13 @@ import time
 
 from cases import CASES, Case, What
 from faults import Faults
-from handing import HandOver, Prefixes
+from handing import Drafts, HandOver, Prefixes
 from pair import Pair
 from refusing import Mismatch, Stages, WrongKey
 
 RUNS = {
     What.HAND_OVER: HandOver,
+    What.DRAFTS: Drafts,
     What.PREFIXES: Prefixes,
     What.FAULTS: Faults,
     What.MISMATCH: Mismatch,

@@ -2,9 +2,11 @@
 
 import runpy
 
+import computing
 import probing
 
-probing.install()  # SGLang's processes begin by importing this file, too
+computing.install()  # SGLang's processes begin by importing this file, too
+probing.install()
 
 if __name__ == "__main__":
     runpy.run_module("sglang.launch_server", run_name="__main__")

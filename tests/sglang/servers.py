@@ -29,11 +29,16 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Side:
-    """How one server is started."""
+    """How one server is started.
+
+    Attributes:
+        draft: name of the draft model, which drafts chains of three tokens; "": none
+    """
 
     tp: int = 1
     pp: int = 1
     page: int = 1
+    draft: str = ""
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 
@@ -82,6 +87,11 @@ class Server:
         ]
         command += ["--tp-size", str(self.side.tp), "--pp-size", str(self.side.pp)]
         command += ["--page-size", str(self.side.page)]
+        if self.side.draft:
+            command += ["--speculative-algorithm", "EAGLE", "--attention-backend", "intel_amx"]
+            command += ["--speculative-draft-model-path", str(self.model.parent / self.side.draft)]
+            command += ["--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4"]
+            command += ["--speculative-eagle-topk", "1"]
         command += ["--disaggregation-mode", self.mode, "--disaggregation-transfer-backend", "kvferry"]
         command += ["--disaggregation-bootstrap-port", str(self.bootstrap)]
         # Its default keeps what it takes back in pinned memory, which needs a driver.

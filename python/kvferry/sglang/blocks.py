@@ -28,6 +28,7 @@ def block_ids(given: Any) -> Ids:
 
 def blocks_of(components: Sequence[Component], pages: Any, others: Sequence[Any]) -> list[Ids]:
     """The blocks of each component, of those that SGLang names for the main one and for each kind of state.
+    A draft model has those of the main one.
 
     Of pages of all tokens only those that move are taken: SGLang names them all for some kinds. Of a row, the
     first number names it, and others may say which places in it are in use.
@@ -35,7 +36,7 @@ def blocks_of(components: Sequence[Component], pages: Any, others: Sequence[Any]
     main = block_ids(pages)
     found = [main]
     for component in components[1:]:
-        ids = block_ids(others[component.source - 1])
+        ids = block_ids(others[component.source - 1]) if component.source else main
         if component.blocks is Blocks.ALL and len(ids) > len(main):
             ids = ids[len(ids) - len(main) :]
         elif component.blocks is Blocks.ROW:
@@ -176,7 +177,7 @@ class Chunks:
                 f"the cache has {here} kinds of blocks in the prefill server, and {there} in the decode "
                 "server; allowed: the same, as equal models have"
             )
-        if here > 1 and extent.page_size != self._size:
+        if any(component.source for component in self._components) and extent.page_size != self._size:
             raise MismatchError(
                 f"the page size is {self._size} in the prefill server, and {extent.page_size} in the decode "
                 f"server; allowed: the same, of a cache with {here} kinds of blocks"
@@ -192,7 +193,7 @@ class Chunks:
 
     def _check_others(self, others: Sequence[Ids]) -> None:
         for component, ids, wanted in zip(self._components[1:], others, self._extent.others, strict=True):
-            if len(ids) != wanted:
+            if component.source and len(ids) != wanted:
                 raise MismatchError(
                     f"the request has {len(ids)} blocks of {component.name} in the prefill server, and "
                     f"{wanted} in the decode server; allowed: the same number, as equal prompts have"

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from sglang.srt.configs.model_config import ModelConfig
+from sglang.srt.configs.model_config import AttentionArch, ModelConfig
 from sglang.srt.disaggregation.base.conn import KVArgs, StateType
 from sglang.srt.distributed.utils import get_pp_indices
 from sglang.srt.environ import envs
-from sglang.srt.runtime_context import get_disagg, get_memory
+from sglang.srt.mem_cache.qsa_kv_pool import QSA_ROPE_STATE_LAYER_ID
+from sglang.srt.runtime_context import get_disagg, get_memory, get_spec
+from sglang.srt.server_args import ServerArgs
 
 from kvferry.errors import UnsupportedError
 from kvferry.fp8 import kept_type
@@ -53,7 +55,7 @@ def refuse_options(args: KVArgs, cp_size: int, dcp_size: int, shard_size: int, p
         f"caches of the kinds {', '.join(others)}": bool(others),
         "caches of the same kind twice": len(set(args.state_types)) < len(args.state_types),
         "caches of several kinds in pipeline stages": bool(args.state_types) and pp_size > 1,
-        "draft models": bool(args.num_draft_entries),
+        "draft models in pipeline stages": bool(args.num_draft_entries) and pp_size > 1,
         f"attention context parallelism ({cp_size} ranks)": cp_size > 1,
         f"decode context parallelism ({dcp_size} ranks)": dcp_size > 1,
         f"KV cache sharding ({shard_size} ranks)": shard_size > 1,
@@ -81,12 +83,26 @@ def stages_of(config: ModelConfig, pp_size: int) -> list[int]:
     return [end - begin for begin, end in bounds]
 
 
-def components_of(args: KVArgs, config: ModelConfig, latent: bool, tp_size: int, held: int) -> list[Component]:
-    """The components of the cache: the main one, and then those of `args.state_types`.
+def draft_config(server_args: ServerArgs) -> ModelConfig:
+    """The configuration of the draft model."""
+    spec = get_spec()
+    return ModelConfig.from_server_args(
+        server_args,
+        model_path=spec.speculative_draft_model_path,
+        model_revision=spec.speculative_draft_model_revision,
+        is_draft_model=True,
+    )
+
+
+def components_of(
+    args: KVArgs, config: ModelConfig, latent: bool, tp_size: int, held: int, draft: ModelConfig | None = None
+) -> list[Component]:
+    """The components of the cache: the main one, that of a draft model, and then those of `args.state_types`.
 
     Args:
         latent: the model's cache has latents, not heads
         held: how many of the model's layers this rank has
+        draft: of the draft model, if it has a cache
     """
     dtype = kept_type(cache_type(args.kv_cache_dtype_str, str(config.dtype)))
     heads = config.get_total_num_kv_heads()
@@ -101,15 +117,40 @@ def components_of(args: KVArgs, config: ModelConfig, latent: bool, tp_size: int,
         held = len(args.state_data_ptrs[args.state_types.index(StateType.MINIMAX_INDEX_K)])
         layers = range(held)
     buffers = Buffers(tuple(args.kv_data_ptrs), tuple(args.kv_data_lens), tuple(args.kv_item_lens))
-    main = of_tokens(
-        "kv", Blocks.ALL, layers, held, buffers, args.page_size, dtype, 0 if latent else heads, tp_size
-    )
+    own = len(buffers.addresses) - args.num_draft_entries
+    found = [
+        of_tokens(
+            "kv",
+            Blocks.ALL,
+            layers,
+            held,
+            buffers.part(0, own),
+            args.page_size,
+            dtype,
+            0 if latent else heads,
+            tp_size,
+        )
+    ]
+    if draft is not None:
+        found.append(_draft(args, config, draft, tp_size, buffers.part(own, len(buffers.addresses))))
     others = (
         replace(component, source=i + 1)
         for i in range(len(args.state_types))
         for component in _others(args, i, config, dtype, tp_size)
     )
-    return [main, *others]
+    return [*found, *others]
+
+
+def _draft(args: KVArgs, config: ModelConfig, draft: ModelConfig, tp_size: int, buffers: Buffers) -> Component:
+    """The cache of a draft model, in the pages of the main component. Its layers follow the model's.
+
+    The type of its elements may be one of its own. It is not converted, so bytes are enough.
+    """
+    latent = draft.attention_arch == AttentionArch.MLA
+    held = len(buffers.addresses) // (1 if latent else 2)
+    layers = range(config.num_hidden_layers, config.num_hidden_layers + held)
+    heads = 0 if latent else draft.get_total_num_kv_heads()
+    return of_tokens("draft", Blocks.ALL, layers, held, buffers, args.page_size, Dtype.U8, heads, tp_size)
 
 
 def _others(args: KVArgs, i: int, config: ModelConfig, dtype: Dtype, tp_size: int) -> Iterator[Component]:
@@ -131,27 +172,45 @@ def _others(args: KVArgs, i: int, config: ModelConfig, dtype: Dtype, tp_size: in
             state.value, Blocks.ALL, range(count // 2), count // 2, buffers, page, dtype, heads, tp_size
         )
     elif state == StateType.DSA_TAIL:
-        yield of_rows(state.value, range(count // 2), ("key", "score"), buffers)
+        # Keys and then scores, of the model and then of a draft model.
+        own = min(count // 2, config.num_hidden_layers)
+        keys = [*range(own), *range(2 * own, own + count // 2)]
+        scores = [buffer for buffer in range(count) if buffer not in keys]
+        yield of_rows(state.value, range(count // 2), ("key", "score"), buffers.pick(keys + scores))
     elif state == StateType.QSA_PENDING:
-        # The last buffer is of the positions, which all layers share.
-        yield of_rows(state.value, args.state_layer_ids[i][:-1], ("key",), buffers.part(0, count - 1))
-        yield of_rows(f"{state.value}.positions", (0,), ("position",), buffers.part(count - 1, count))
+        # The last buffer of the model, and of a draft model, is of the positions, which all layers share.
+        layers = args.state_layer_ids[i]
+        shared = sorted({layers.index(QSA_ROPE_STATE_LAYER_ID), count - 1})
+        keys = [buffer for buffer in range(count) if buffer not in shared]
+        yield of_rows(state.value, [layers[buffer] for buffer in keys], ("key",), buffers.pick(keys))
+        yield of_rows(f"{state.value}.positions", range(len(shared)), ("position",), buffers.pick(shared))
     else:
         yield of_pages(state.value, args.state_layer_ids[i] or range(count), buffers, page)
 
 
 def facts_of(
-    components: Sequence[Component], config: ModelConfig, weights: str, scales: str | None
+    components: Sequence[Component],
+    config: ModelConfig,
+    weights: str,
+    scales: str | None,
+    draft: ModelConfig | None = None,
 ) -> dict[str, str]:
     """What must be equal on both sides beyond the cells: a decode server of another model is refused by it.
 
     Args:
         scales: the file with what elements in FP8 are multiplied by; None: the checkpoint says that
+        draft: as for components_of()
     """
-    main, *others = components
-    scaled = {"scales": hashlib.sha256(pathlib.Path(scales).read_bytes()).hexdigest()[:32]} if scales else {}
-    return scaled | {
-        "page size": str(main.tokens_per_block) if others else "any",  # blocks of others are compared by number
+    page = components[0].tokens_per_block
+    facts = {}
+    if scales:
+        facts["scales"] = hashlib.sha256(pathlib.Path(scales).read_bytes()).hexdigest()[:32]
+    if draft is not None:
+        kept = get_spec().speculative_draft_kv_cache_dtype or "the model's"
+        facts["draft"] = f"{' '.join(draft.hf_config.architectures or ())}, cache {kept}"
+    return facts | {
+        # Blocks of other sources than the main component's pages are compared by number.
+        "page size": str(page) if any(component.source for component in components) else "any",
         "weights": weights,
         "architecture": " ".join(config.hf_config.architectures or ()),
         "layers": ", ".join(f"{component.name} {len(component.layers)}" for component in components),
@@ -160,12 +219,12 @@ def facts_of(
 
 def _attention_layers(args: KVArgs) -> tuple[list[int], int, bool]:
     """The layers of attention of a model that has states too, their number, and whether they have latents."""
-    layers = list(dict.fromkeys(args.kv_layer_ids))
+    of = list(args.kv_layer_ids)[: len(args.kv_data_ptrs) - args.num_draft_entries]
+    layers = list(dict.fromkeys(of))
     latent = bool(args.is_hybrid_mla_backend)
-    if list(args.kv_layer_ids) != layers * (1 if latent else 2):
+    if of != layers * (1 if latent else 2):
         raise UnsupportedError(
-            f"attention has buffers of the layers {args.kv_layer_ids}; allowed: one for each, or keys and then "
-            "values"
+            f"attention has buffers of the layers {of}; allowed: one for each, or keys and then values"
         )
     return layers, len(layers), latent
 

@@ -59,7 +59,11 @@ class Buffers:
 
     def part(self, begin: int, end: int) -> Buffers:
         """Some of them."""
-        return Buffers(self.addresses[begin:end], self.lengths[begin:end], self.items[begin:end])
+        return self.pick(range(begin, end))
+
+    def pick(self, which: Sequence[int]) -> Buffers:
+        """Some of them, in this order."""
+        return Buffers(*(tuple(of[i] for i in which) for of in (self.addresses, self.lengths, self.items)))
 
 
 @dataclass(frozen=True)
@@ -252,8 +256,10 @@ def build_engine(components: Sequence[Component], name: str, tp_size: int, stage
     """The engine that a rank belongs to.
 
     Args:
-        stages: numbers of layers of the pipeline stages
+        stages: numbers of layers of the pipeline stages; the last one has those of a draft model, too
     """
+    layers = max(layer + 1 for component in components for layer in component.layers)
+    stages = [*stages[:-1], stages[-1] + max(0, layers - sum(stages))]
     return Engine(
         Model([component.group for component in components], sum(stages)),
         groups=[component.spec for component in components],

@@ -33,7 +33,7 @@ from kvferry.log import log_options
 from kvferry.records import Record
 from kvferry.sglang.blocks import Chunks, Extent, blocks_of, extent_of, steps_of
 from kvferry.sglang.bootstrap import CONTACT_PATH, ROUTE_PATH
-from kvferry.sglang.caches import components_of, facts_of, refuse_options, stages_of
+from kvferry.sglang.caches import components_of, draft_config, facts_of, refuse_options, stages_of
 from kvferry.sglang.geometry import arrays_of, build_engine
 from kvferry.sglang.prefixes import lack_last_tokens
 from kvferry.sglang.settings import read_settings
@@ -146,9 +146,10 @@ class KvferryManager(CommonKVManager):
     def _open(self) -> None:
         refuse_options(self.kv_args, self.attn_cp_size, self.dcp_size, self.kv_shard_size, self.pp_size)
         config = ModelConfig.from_server_args(self.server_args)
+        draft = draft_config(self.server_args) if self.kv_args.num_draft_entries else None
         stages = stages_of(config, self.pp_size)
         self._components = components_of(
-            self.kv_args, config, bool(self.is_mla_backend), self.attn_tp_size, stages[self.pp_rank]
+            self.kv_args, config, bool(self.is_mla_backend), self.attn_tp_size, stages[self.pp_rank], draft
         )
         world = get_parallel().world_group
         lifetime = world.broadcast_object(uuid.uuid4().hex, src=0)
@@ -160,7 +161,7 @@ class KvferryManager(CommonKVManager):
             listen=endpoint_at(self.local_ip),
             transport=settings.transport,
             facts=facts_of(
-                self._components, config, settings.weights, self.server_args.quantization_param_path
+                self._components, config, settings.weights, self.server_args.quantization_param_path, draft
             ),
             keys=settings.keys,
             allowed_keys=settings.allowed_keys,
