@@ -44,7 +44,7 @@ class WatchingConnector(KvferryConnector):
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         step = super().build_connector_meta(scheduler_output)
         half = self.scheduling
-        kept = sizes(half, "_groups") | sizes(half._accepting)
+        kept = sizes(half, "_groups") | sizes(half._accepting) | sizes(half._turns)
         if half._early is not None:
             kept |= sizes(half._early, "_groups")
         if half._schedule is not None:

@@ -59,7 +59,7 @@ class Scheduling:
         self._directory: Agent | None = None
         self._schedule: Schedule | None = None
         self._groups: list[GroupGeometry] = []
-        self._sizes: list[int] = []  # tokens of a block, of each of vLLM's groups
+        self._sizes: tuple[int, ...] = ()  # tokens of a block, of each of vLLM's groups
         self._model_groups: Sequence[Group] = ()  # the same, as the model has them
         self._layers: Sequence[Sequence[int]] = ()  # of each of them, if other engines can use that
         self._keys: dict[str, RequestKey] = {}
@@ -100,7 +100,7 @@ class Scheduling:
         for rank in sorted(known):
             self._directory.introduce(known[rank].introduction)
         self._groups = group_order(geometries)
-        self._sizes = list({group.source: group.tokens_per_id for group in self._groups}.values())
+        self._sizes = tuple({group.source: group.tokens_per_id for group in self._groups}.values())
         model = build_model(geometries)
         self._model_groups = model.groups
         self._layers = own_layers(model.groups)
