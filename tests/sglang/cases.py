@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 
 from models import EAGLE
-from servers import Side
+from servers import AMX, Side
 
 
 class What(enum.Enum):
@@ -32,6 +32,7 @@ class Case:
     Attributes:
         decode_model: of the decode server; "": the prefill server's
         keys: the servers have keys and allow only each other
+        latent: the model caches latents, not heads
         patience: seconds after which SGLang gives a request up
     """
 
@@ -41,6 +42,7 @@ class Case:
     what: What = What.HAND_OVER
     decode_model: str = ""
     keys: bool = False
+    latent: bool = False
     patience: int = 60
 
 
@@ -52,6 +54,14 @@ CASES = {
     "tp1-tp2": Case(decode=Side(page=16, tp=2)),
     "tp2-tp1": Case(prefill=Side(page=16, tp=2)),
     "pp2-pp1": Case(prefill=Side(page=16, pp=2)),
+    "latents-tp2-tp1": Case(
+        "latents", Side(page=64, tp=2, attention=AMX), Side(page=16, attention=AMX), latent=True
+    ),
+    "windows-tp1-tp2": Case(
+        "windows",
+        Side(page=16, attention=AMX, arguments=("--chunked-prefill-size", "128")),
+        Side(page=16, tp=2, attention=AMX),
+    ),
     "keys": Case(keys=True),
     "eagle-64-16": Case("llama-one", Side(page=64, draft=EAGLE), Side(page=16, draft=EAGLE), what=What.DRAFTS),
     "eagle-tp2-tp1": Case(

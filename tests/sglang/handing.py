@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import secrets
 from collections.abc import Callable
@@ -48,7 +49,8 @@ class Judged:
 
     def cells_equal(self, room: int, length: int) -> bool:
         """Whether both sides have the same cells of a request."""
-        return np.array_equal(*(self.pair.cells(mode, room, length) for mode in ("prefill", "decode")))
+        both = [self.pair.cells(mode, room, length) for mode in ("prefill", "decode")]
+        return all(itertools.starmap(np.array_equal, zip(*both, strict=True)))
 
 
 class HandOver(Judged):
@@ -94,7 +96,7 @@ class Drafts(HandOver):
         prompts = [self.prompt(200) for _ in range(DRAFTED)]
         good = self._accepted("drafts", prompts)
         self.judge("most drafts are accepted", good > 0.6, good)
-        with self.pair.spoiled(self.pair.drafts):
+        with self.pair.spoiled("draft"):
             bad = self._accepted("a lost cache of drafts", prompts)
         self.judge("control: a lost cache of drafts gives worse ones", bad < good / 2, f"{bad} and {good}")
 

@@ -51,7 +51,50 @@ def llama_one() -> transformers.PretrainedConfig:
     return transformers.LlamaConfig(**{**COMMON, "num_hidden_layers": 1})
 
 
-MODELS = {"llama": llama, "llama-layers": llama_layers, "qwen3": qwen3, "llama-one": llama_one}
+def latents() -> transformers.PretrainedConfig:
+    """Multi-head latent attention, without experts."""
+    return transformers.DeepseekV2Config(
+        **{**COMMON, "num_key_value_heads": 8, "num_hidden_layers": 3},
+        kv_lora_rank=64,
+        q_lora_rank=None,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        first_k_dense_replace=3,
+        moe_layer_freq=1,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 2.0,
+            "original_max_position_embeddings": 1024,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+        },
+    )
+
+
+def windows() -> transformers.PretrainedConfig:
+    """Layers with a sliding window, in a pool of their own."""
+    return transformers.Gemma4TextConfig(
+        **{**COMMON, "num_hidden_layers": 6},
+        global_head_dim=COMMON["head_dim"],
+        sliding_window=64,
+        layer_types=(["sliding_attention"] * 2 + ["full_attention"]) * 2,
+        vocab_size_per_layer_input=VOCABULARY,
+        hidden_size_per_layer_input=0,
+        swa_num_key_value_heads=COMMON["num_key_value_heads"],  # SGLang's name, which transformers passes over
+        swa_head_dim=COMMON["head_dim"],
+    )
+
+
+MODELS = {
+    "llama": llama,
+    "llama-layers": llama_layers,
+    "llama-one": llama_one,
+    "qwen3": qwen3,
+    "latents": latents,
+    "windows": windows,
+}
 EAGLE = "llama-one-eagle"
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 import transformers
 from cases import Case
-from models import COMMON
 from probing import SPOIL
 from servers import Refused, Server, free_port
 
@@ -25,7 +24,6 @@ import kvferry
 
 READOUT_SECONDS = 20
 ROOMS = 2**62
-HEAD_BYTES = 4 * COMMON["head_dim"]  # the servers run with float32
 
 
 @dataclass
@@ -100,41 +98,51 @@ class Pair:
             return asked.answer()
 
     @contextlib.contextmanager
-    def spoiled(self, first: int = 0) -> Iterator[None]:
-        """Decode ranks lose what has arrived, from a buffer on."""
-        (self.readout / SPOIL).write_text(str(first))
+    def spoiled(self, component: str = "") -> Iterator[None]:
+        """Decode ranks lose what has arrived of a component, or of all."""
+        (self.readout / SPOIL).write_text(component)
         yield
         (self.readout / SPOIL).unlink()
 
-    @property
-    def drafts(self) -> int:
-        """The first buffer of the draft model's cache, in each rank; there may be none."""
-        return 2 * self._layers
-
-    @property
-    def _layers(self) -> int:
-        """How many layers the model has, without a draft model's."""
-        config = json.loads((self.prefill.model / "config.json").read_text())
-        found: int = config["num_hidden_layers"]
-        return found
-
-    def cells(self, mode: str, room: int, prompt_tokens: int) -> Any:
-        """What a server had of a request: [layer][keys or values][token][head][element], of all ranks.
-
-        A draft model's layers follow the model's.
+    def cells(self, mode: str, room: int, prompt_tokens: int) -> list[Any]:
+        """What a server had of a request that has no prefix there: of each component and layer, keys and then
+        values, or latents, an array [token][byte] of all ranks. Of a window it had the last tokens only.
         """
         side = self.sides[mode]
-        stages = []
+        found: dict[tuple[str, int], list[Any]] = {}
         for stage in range(side.pp):
-            heads = [self._rank(mode, room, stage, rank) for rank in range(side.tp)]
-            stages.append(np.concatenate(heads, axis=3))
-        return np.concatenate(stages)[:, :, :prompt_tokens]
+            for name, buffers in self._of_ranks(mode, room, stage).items():
+                each = len(buffers) // (1 if self.case.latent else 2)
+                for i, blocks in enumerate(buffers):
+                    found.setdefault((name, i // each), []).append(
+                        self._tokens(blocks, side.page, prompt_tokens)
+                    )
+        return [cells for key in sorted(found) for cells in found[key]]
+
+    @staticmethod
+    def _tokens(blocks: Any, page: int, prompt_tokens: int) -> Any:
+        """The tokens in the last pages of a prompt."""
+        first = (-(-prompt_tokens // page) - len(blocks)) * page
+        return blocks.reshape(len(blocks) * page, -1)[: prompt_tokens - first]
+
+    def _of_ranks(self, mode: str, room: int, stage: int) -> dict[str, list[Any]]:
+        """The blocks of all components in each buffer, [block][token][byte], those of all ranks together."""
+        page, count = self.sides[mode].page, self.sides[mode].tp
+        ranks = [self._buffers(mode, room, stage, rank) for rank in range(count)]
+        found: dict[str, list[Any]] = {}
+        for key in ranks[0]:
+            shares = [rank[key].reshape(len(rank[key]), page, -1) for rank in ranks]
+            if self.case.latent:
+                assert all(np.array_equal(share, shares[0]) for share in shares), "ranks have other latents"
+                shares = shares[:1]
+            found.setdefault(key.split()[0], []).append(np.concatenate(shares, axis=2))
+        return found
 
     def pages(self, mode: str, room: int) -> Any:
         """The pages of a request that moved, of the first buffer of the first rank."""
-        return self._buffers(mode, room, 0, 0)[0]
+        return next(iter(self._buffers(mode, room, 0, 0).values()))
 
-    def _buffers(self, mode: str, room: int, stage: int, rank: int) -> list[Any]:
+    def _buffers(self, mode: str, room: int, stage: int, rank: int) -> dict[str, Any]:
         file = self.readout / f"{mode}.{room}.{stage}.{rank}.npz"
         until = time.monotonic() + READOUT_SECONDS
         while not file.exists():
@@ -142,17 +150,7 @@ class Pair:
                 raise RuntimeError(f"nothing was read out into {file.name}")
             time.sleep(0.01)
         with np.load(file) as found:
-            return [found[str(i)] for i in range(len(found.files))]
-
-    def _rank(self, mode: str, room: int, stage: int, rank: int) -> Any:
-        buffers = self._buffers(mode, room, stage, rank)
-        page, own = self.sides[mode].page, self.drafts // self.sides[mode].pp
-        shaped = [b.reshape(len(b) * page, -1, HEAD_BYTES).view(np.float32) for b in buffers]
-        layers = []
-        for caches in (shaped[:own], shaped[own:]):  # of each: keys, and then values
-            half = len(caches) // 2
-            layers += [np.stack(both) for both in zip(caches[:half], caches[half:], strict=True)]
-        return np.stack(layers)
+            return {name: found[name] for name in found.files}
 
 
 class Asking(threading.Thread):

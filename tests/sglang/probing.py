@@ -1,21 +1,22 @@
 """Reads out, or spoils, what the backend moves.
 
-Each rank writes the pages of a request to a file: a prefill rank before it says that the last chunk is ready, a
-decode rank when all has arrived.
+Each rank writes the blocks of a request to a file: a prefill rank before it says that the last chunk is ready,
+a decode rank when all has arrived.
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import kvferry.sglang
 
-#: Where to write; while it has a file "spoil", decode ranks lose what has arrived, from the buffer on whose
-#: number is in it.
+#: Where to write; while it has a file "spoil", decode ranks lose what has arrived of the component that the
+#: file names, or of all.
 FOLDER = "KVFERRY_TEST_READOUT"
 SPOIL = "spoil"
 
@@ -42,44 +43,62 @@ def probing_manager(base: Any) -> Any:
         def __init__(self, *args: Any) -> None:
             self._folder = pathlib.Path(os.environ[FOLDER])
             self._pages: dict[int, list[int]] = {}  # by room
+            self._others: dict[int, Any] = {}
             super().__init__(*args)
 
         def add_transfer_request(
-            self, bootstrap_room: int, kv_indices: Any, index_slice: slice, is_last_chunk: bool, **more: Any
+            self,
+            bootstrap_room: int,
+            kv_indices: Any,
+            index_slice: slice,
+            is_last_chunk: bool,
+            aux_index: Any = None,
+            state_indices: Any = None,
+            **more: Any,
         ) -> None:
             pages = self._pages.setdefault(bootstrap_room, [])
             pages += [int(page) for page in kv_indices]
             if is_last_chunk:
-                self._read_out("prefill", bootstrap_room, self._pages.pop(bootstrap_room))
-            super().add_transfer_request(bootstrap_room, kv_indices, index_slice, is_last_chunk, **more)
+                self._others[bootstrap_room] = state_indices
+                self._read_out("prefill", bootstrap_room)
+            super().add_transfer_request(
+                bootstrap_room, kv_indices, index_slice, is_last_chunk, aux_index, state_indices, **more
+            )
 
         def expect(self, room: int, contact: Any, pages: Any, others: Any, prefix: int, row: int) -> None:
-            self._pages[room] = [int(page) for page in pages]
+            self._pages[room], self._others[room] = [int(page) for page in pages], others
             super().expect(room, contact, pages, others, prefix, row)
 
         def update_status(self, room: int, status: Any) -> None:
             decodes = self.disaggregation_mode.value == "decode"
             if decodes and status == 4 and room in self._pages:  # success
-                pages = self._pages.pop(room)
                 if (self._folder / SPOIL).exists():
-                    for cells in self._cells()[int((self._folder / SPOIL).read_text()) :]:
-                        cells[pages] = 0
-                self._read_out("decode", room, pages)
+                    lost = (self._folder / SPOIL).read_text()
+                    for name, cells, blocks in self._cells(room):
+                        if lost in ("", name):
+                            cells[blocks] = 0
+                self._read_out("decode", room)
             super().update_status(room, status)
 
-        def _cells(self) -> list[Any]:
-            """The buffers, as arrays of pages."""
-            lengths = self.kv_args.kv_item_lens
-            return [
-                buffer[: len(buffer) // length * length].reshape(-1, length)
-                for buffer, length in zip(self._buffers, lengths, strict=True)
-            ]
+        def _cells(self, room: int) -> Iterator[tuple[str, Any, list[int]]]:
+            """Of each buffer: its component, it as an array of blocks, and which of these a request has."""
+            buffers = iter(self._buffers)
+            for component in self._components:
+                blocks = self._pages[room]
+                if component.source:
+                    blocks = [int(block) for block in self._others[room][component.source - 1]]
+                for length in component.buffers.items:
+                    buffer = next(buffers)
+                    yield component.name, buffer[: len(buffer) // length * length].reshape(-1, length), blocks
 
-        def _read_out(self, side: str, room: int, pages: list[int]) -> None:
+        def _read_out(self, side: str, room: int) -> None:
             name = f"{side}.{room}.{self.pp_rank}.{self.attn_tp_rank}.npz"
-            parts = {str(i): cells[pages] for i, cells in enumerate(self._cells())}
+            found: dict[str, Any] = {}
+            for component, cells, blocks in self._cells(room):
+                found[f"{component} {len(found)}"] = cells[blocks]
+            del self._pages[room], self._others[room]
             with (self._folder / f"{name}.part").open("wb") as file:
-                np.savez(file, **parts)
+                np.savez(file, **found)
             (self._folder / f"{name}.part").rename(self._folder / name)
 
     return ProbingManager

@@ -20,6 +20,7 @@ from typing import Any
 BOOT_SECONDS = 600
 ANSWER_SECONDS = 120
 PORTS = 20000, 32000  # Linux gives those from 32768 on to those who ask for any
+AMX = "intel_amx"  # see computing.py
 HERE = pathlib.Path(__file__).resolve().parent
 
 
@@ -33,12 +34,14 @@ class Side:
 
     Attributes:
         draft: name of the draft model, which drafts chains of three tokens; "": none
+        attention: SGLang's name of what computes attention
     """
 
     tp: int = 1
     pp: int = 1
     page: int = 1
     draft: str = ""
+    attention: str = "torch_native"
     arguments: tuple[str, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
 
@@ -76,10 +79,11 @@ class Server:
         command = [sys.executable, str(HERE / "server.py"), "--model-path", str(self.model)]
         command += ["--host", "127.0.0.1", "--port", str(self.port), "--nccl-port", str(free_port())]
         command += ["--skip-tokenizer-init", "--dtype", "float32", "--device", "cpu"]
-        command += ["--attention-backend", "torch_native", "--disable-overlap-schedule", "--skip-server-warmup"]
+        command += ["--disable-overlap-schedule", "--skip-server-warmup"]
+        command += ["--attention-backend", AMX if self.side.draft else self.side.attention]
         command += [
             "--mem-fraction-static",
-            "0.1",
+            "0.3",
             "--max-total-tokens",
             "8192",
             "--max-running-requests",
@@ -88,10 +92,9 @@ class Server:
         command += ["--tp-size", str(self.side.tp), "--pp-size", str(self.side.pp)]
         command += ["--page-size", str(self.side.page)]
         if self.side.draft:
-            command += ["--speculative-algorithm", "EAGLE", "--attention-backend", "intel_amx"]
+            command += ["--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "1"]
             command += ["--speculative-draft-model-path", str(self.model.parent / self.side.draft)]
             command += ["--speculative-num-steps", "3", "--speculative-num-draft-tokens", "4"]
-            command += ["--speculative-eagle-topk", "1"]
         command += ["--disaggregation-mode", self.mode, "--disaggregation-transfer-backend", "kvferry"]
         command += ["--disaggregation-bootstrap-port", str(self.bootstrap)]
         # Its default keeps what it takes back in pinned memory, which needs a driver.

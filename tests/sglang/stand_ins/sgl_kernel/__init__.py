@@ -124,22 +124,31 @@ def build_draft_decode_metadata_cpu(
 
 
 def _attend(
-    q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, scaling: float, past: int, causal: bool
+    q: Tensor, keys: Tensor, values: Tensor, slots: Tensor, scaling: float, window: int, causal: bool
 ) -> Tensor:
-    """Attention of the queries [token][head][element] of one request, of which so many tokens are past."""
+    """Attention of the last tokens of a request, whose queries are [token][head][element].
+
+    Args:
+        slots: of all its tokens
+        window: how many tokens one sees; 0: all
+    """
     groups = q.shape[1] // keys.shape[1]
     k = keys[slots].repeat_interleave(groups, 1).transpose(0, 1)
     v = values[slots].repeat_interleave(groups, 1).transpose(0, 1)
     scores = q.transpose(0, 1).float() @ k.transpose(1, 2).float() * scaling
+    place = torch.arange(len(slots))
+    back = place[len(slots) - len(q) :].view(-1, 1) - place  # how far from a query to a key
+    unseen = torch.zeros_like(back, dtype=torch.bool)
     if causal:
-        seen = torch.ones(len(q), len(slots), dtype=torch.bool).tril(past)
-        scores.masked_fill_(~seen, float("-inf"))
-    return (scores.softmax(-1) @ v.float()).transpose(0, 1)
+        unseen |= back < 0
+    if window > 0:
+        unseen |= back >= window
+    return (scores.masked_fill(unseen, float("-inf")).softmax(-1) @ v.float()).transpose(0, 1)
 
 
-def _plain(cap: float, window: int, tree: Tensor | None, sinks: Tensor | None) -> None:
-    if cap > 0 or window > 0 or tree is not None or sinks is not None:
-        raise NotImplementedError("the stand-in knows neither caps, windows, trees nor sinks")
+def _plain(cap: float, tree: Tensor | None, sinks: Tensor | None) -> None:
+    if cap > 0 or tree is not None or sinks is not None:
+        raise NotImplementedError("the stand-in knows neither caps, trees nor sinks")
 
 
 def extend_attention_cpu(
@@ -167,12 +176,12 @@ def extend_attention_cpu(
     causal: bool,
 ) -> None:
     """Attention of the new tokens of requests, whose keys and values are in the cache already."""
-    _plain(cap, window, tree, sinks)
+    _plain(cap, tree, sinks)
     of = zip(requests.tolist(), lengths.tolist(), new_lengths.tolist(), begins.tolist(), strict=True)
     for request, length, new, begin in of:
         mine = slice(begin, begin + new)
         slots = table[request, :length].long()
-        out[mine] = _attend(q[mine], keys, values, slots, scaling, length - new, causal).to(out.dtype)
+        out[mine] = _attend(q[mine], keys, values, slots, scaling, window, causal).to(out.dtype)
 
 
 def decode_attention_cpu(
@@ -197,12 +206,12 @@ def decode_attention_cpu(
     sinks: Tensor | None,
 ) -> None:
     """Attention of one token of each request, whose key and value it caches first."""
-    _plain(cap, window, None, sinks)
+    _plain(cap, None, sinks)
     if k is not None and v is not None:
         keys[slots.long()] = k.view(-1, *keys.shape[1:]).to(keys.dtype)
         values[slots.long()] = v.view(-1, *values.shape[1:]).to(values.dtype)
     for i, (request, length) in enumerate(zip(requests.tolist(), lengths.tolist(), strict=True)):
-        found = _attend(q[i : i + 1], keys, values, table[request, :length].long(), scaling, length - 1, False)
+        found = _attend(q[i : i + 1], keys, values, table[request, :length].long(), scaling, window, True)
         out[i : i + 1] = found.to(out.dtype)
 
 
