@@ -130,6 +130,16 @@ if(NOT KVF_CORE_ONLY)
       set_property(TEST ${name}_apart PROPERTY SKIP_RETURN_CODE 77)
     endif()
   endforeach()
+  # And over one without pools of memory, as many virtual devices are.
+  foreach(name cuda_copier_test transport_cuda_test)
+    if(TARGET ${name})
+      kvf_add_test(${name}_without_pools unit 300 ${name})
+      set_property(TEST ${name}_without_pools
+                   APPEND PROPERTY ENVIRONMENT FAKE_CUDA_POOLS=0
+                                   "LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/tests/fakes/cuda")
+      set_property(TEST ${name}_without_pools PROPERTY SKIP_RETURN_CODE 77)
+    endif()
+  endforeach()
 endif()
 
 # Runs the benchmark of devices with little memory of the stand-in, to test its code: the figures mean nothing.

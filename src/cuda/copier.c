@@ -4,14 +4,12 @@
 #include "cuda/grid.h"
 #include "cuda/long_runs.h"
 #include "cuda/over.h"
+#include "cuda/pieces.h"
 
 #define JOBS_DEFAULT 32u
 #define BOXES_DEFAULT 256u
-#define FILL_BYTES UINT64_C(8388608) /* room for tables of blocks that is there from the opening on */
-/* How much memory a pool may keep: one piece, for drivers get memory for it in pieces of 32 MiB. If it holds more than it
- * may keep, unused pieces are given back when somebody next waits for a stream or the device, even the only one. */
-#define POOL_BYTES (KVF_COPIER_ROOM_BYTES + FILL_BYTES)
-#define UPLOAD_BYTES 262144u /* for tables on their way: 65536 ids */
+#define TABLE_BYTES (UINT64_C(8) << 20) /* of tables that are kept, beside rooms */
+#define UPLOAD_BYTES 262144u            /* for tables on their way: 65536 ids */
 
 /* Boxes of one kernel: copies and conversions are launched separately. */
 typedef struct launch {
@@ -26,8 +24,6 @@ typedef struct filling {
     uint32_t run_count;  /* by the driver's copies */
     kvf_long_run latest; /* may go on with what is added next; if it has bytes, there is room for its box */
 } filling;
-
-_Static_assert(POOL_BYTES == (UINT64_C(32) << 20), "a pool keeps one piece");
 
 struct kvf_copy_job {
     kvf_copier *copier;
@@ -57,7 +53,8 @@ struct kvf_copier {
     uint64_t long_run_bytes;
     kvf_grid grid;
     CUstream stream;
-    CUmemoryPool pool; /* of tables and other room; NULL: the device has none */
+    CUdeviceptr kept; /* the device's memory that tables and rooms are pieces of */
+    kvf_pieces pieces;
     CUmodule module;
     CUfunction kernels[LAUNCHES];
     void *boxes;          /* of all jobs, and behind them their ids */
@@ -81,51 +78,23 @@ static kvf_status load(kvf_copier *copier, const kvf_cuda *cuda) {
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
-/* Its own, because room in the device's default pool may be what the engine's streams free only after they have waited
- * for us; and an engine that waits for its device would give the room back each time. Some devices, as virtual ones,
- * have no pools. */
-static kvf_status make_pool(kvf_copier *copier, const kvf_cuda *cuda) {
-    const CUmemPoolProps properties = {.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-                                       .location = {CU_MEM_LOCATION_TYPE_DEVICE, (int)copier->device}};
-    uint64_t kept = POOL_BYTES;
-    CUresult result = cuda->cuMemPoolCreate(&copier->pool, &properties);
-    if (result == CUDA_ERROR_NOT_SUPPORTED) {
-        copier->pool = NULL;
-        return KVF_OK;
-    }
-    if (!result)
-        result = cuda->cuMemPoolSetAttribute(copier->pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &kept);
-    return kvf_cuda_status(cuda, result, "making a pool of memory");
-}
-
 static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
     return kvf_cuda_status(cuda, kvf_cuda_least_stream(cuda, &copier->stream), "making a stream");
 }
 
 /* Allocates memory for what is put on the stream from now on. */
-static CUresult allocate(const kvf_copier *copier, const kvf_cuda *cuda, size_t bytes, CUdeviceptr *out) {
-    return copier->pool ? cuda->cuMemAllocFromPoolAsync(out, bytes, copier->pool, copier->stream)
-                        : cuda->cuMemAlloc_v2(out, bytes);
+static CUresult allocate(kvf_copier *copier, const kvf_cuda *cuda, size_t bytes, CUdeviceptr *out) {
+    *out = kvf_pieces_take(&copier->pieces, bytes);
+    return *out ? 0 : cuda->cuMemAlloc_v2(out, bytes);
 }
 
-/* Frees it behind what is on the stream. Without a pool this waits for that: drivers need not wait when they free. */
-static CUresult release(const kvf_copier *copier, const kvf_cuda *cuda, CUdeviceptr address) {
-    if (copier->pool)
-        return cuda->cuMemFreeAsync(address, copier->stream);
-    const CUresult result = cuda->cuStreamSynchronize(copier->stream);
-    return result ? result : cuda->cuMemFree_v2(address);
-}
-
-/* A pool that needs more memory than it holds may wait for all work of the device, and an engine's work may wait for
- * us. */
-static kvf_status fill_pool(kvf_copier *copier, const kvf_cuda *cuda) {
-    CUdeviceptr all = 0;
-    if (!copier->pool)
-        return KVF_OK;
-    CUresult result = allocate(copier, cuda, FILL_BYTES, &all);
-    if (!result)
-        result = release(copier, cuda, all);
-    return kvf_cuda_status(cuda, result, "filling a pool of memory");
+/* Frees it behind what is on the stream. What was too long for a piece waits for that: drivers need not wait when they
+ * free. */
+static void release(kvf_copier *copier, const kvf_cuda *cuda, CUdeviceptr address) {
+    if (kvf_pieces_give(&copier->pieces, address))
+        return;
+    if (cuda->cuStreamSynchronize(copier->stream) == 0)
+        (void)cuda->cuMemFree_v2(address);
 }
 
 static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
@@ -173,6 +142,16 @@ static CUresult make_upload(kvf_copier *copier, const kvf_cuda *cuda, size_t byt
     return result;
 }
 
+/* An engine's work may wait for us, so what is usually needed is there before. */
+static CUresult keep_for_tables(kvf_copier *copier, const kvf_cuda *cuda) {
+    const size_t bytes = KVF_COPIER_ROOM_BYTES + TABLE_BYTES;
+    const CUresult result = cuda->cuMemAlloc_v2(&copier->kept, bytes);
+    if (result)
+        return result;
+    copier->pieces = (kvf_pieces){.begin = copier->kept, .end = copier->kept + bytes};
+    return make_upload(copier, cuda, UPLOAD_BYTES);
+}
+
 static void unmake_uploads(kvf_copier *copier, const kvf_cuda *cuda) {
     upload *next;
     if (copier->uploads)
@@ -199,8 +178,9 @@ static void unmake(kvf_copier *copier, const kvf_cuda *cuda) {
         (void)cuda->cuModuleUnload(copier->module);
     if (copier->stream)
         (void)cuda->cuStreamDestroy_v2(copier->stream);
-    if (copier->pool)
-        (void)cuda->cuMemPoolDestroy(copier->pool);
+    if (copier->kept)
+        (void)cuda->cuMemFree_v2(copier->kept);
+    kvf_pieces_free(&copier->pieces);
     kvf_free(copier->jobs);
     kvf_free(copier);
 }
@@ -225,15 +205,11 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
     copier->long_run_bytes = given->long_run_bytes;
     status = load(copier, cuda);
     if (!status)
-        status = make_pool(copier, cuda);
-    if (!status)
         status = make_stream(copier, cuda);
-    if (!status)
-        status = fill_pool(copier, cuda);
     if (!status)
         status = make_jobs(copier, cuda);
     if (!status)
-        status = kvf_cuda_status(cuda, make_upload(copier, cuda, UPLOAD_BYTES), "making room for tables");
+        status = kvf_cuda_status(cuda, keep_for_tables(copier, cuda), "making room for tables");
     if (status)
         unmake(copier, cuda);
     else
@@ -358,7 +334,7 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
         result = upload_table(copier, cuda, address, ids, bytes);
     status = kvf_cuda_status(cuda, result, "bringing a block table to a device");
     if (status && address)
-        (void)release(copier, cuda, address);
+        release(copier, cuda, address);
     if (!status)
         *out = (kvf_device_table){.address = address, .on_host = ids};
     kvf_cuda_leave(cuda);
@@ -369,7 +345,7 @@ void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table) {
     const kvf_cuda *cuda;
     if (!table->address || kvf_cuda_enter(copier->device, &cuda))
         return;
-    (void)release(copier, cuda, table->address);
+    release(copier, cuda, table->address);
     *table = (kvf_device_table){0};
     kvf_cuda_leave(cuda);
 }
@@ -390,7 +366,7 @@ void kvf_copier_drop_room(kvf_copier *copier, uint64_t address) {
     const kvf_cuda *cuda;
     if (!address || kvf_cuda_enter(copier->device, &cuda))
         return;
-    (void)release(copier, cuda, address);
+    release(copier, cuda, address);
     kvf_cuda_leave(cuda);
 }
 

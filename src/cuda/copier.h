@@ -22,7 +22,7 @@
 #include "cuda/driver.h"
 
 /** So much room a copier keeps, beside 8 MiB of tables. */
-#define KVF_COPIER_ROOM_BYTES UINT64_C(25165824)
+#define KVF_COPIER_ROOM_BYTES (UINT64_C(24) << 20)
 
 typedef struct kvf_copier kvf_copier;
 typedef struct kvf_copy_job kvf_copy_job;
@@ -88,9 +88,9 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
 void kvf_copier_drop_table(kvf_copier *copier, kvf_device_table *table);
 
 /**
- * Gives memory of the device to jobs that are started afterwards; its contents are undefined. It is allocated and freed
- * in the order of the copier's stream, so neither waits for the device, unless more than KVF_COPIER_ROOM_BYTES are given
- * at once: what is beyond that does not stay, and asking for it again may wait for all work of the device.
+ * Gives memory of the device to jobs that are started afterwards; its contents are undefined. It is a piece of what the
+ * copier keeps, so neither giving nor dropping it waits for the device, unless more than KVF_COPIER_ROOM_BYTES are given
+ * at once: what is beyond that the driver allocates and frees, for which it may wait for all work of the device.
  *
  * @param bytes    at least 1
  * @param address  receives the device's address, which kvf_copier_drop_room() takes

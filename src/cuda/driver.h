@@ -32,7 +32,6 @@ typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
-typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUipcMemHandle {
     char bytes[64];
 } CUipcMemHandle;
@@ -63,16 +62,6 @@ typedef struct CUmemAccessDesc {
     CUmemLocation location;
     int flags;
 } CUmemAccessDesc;
-
-typedef struct CUmemPoolProps {
-    int type, handleTypes;
-    CUmemLocation location;
-    void *win32SecurityAttributes;
-    size_t maxSize;
-    unsigned short usage;
-    unsigned char reserved[54];
-} CUmemPoolProps;
-_Static_assert(sizeof(CUmemPoolProps) == 88, "the size of the driver's struct");
 
 enum {
     CUDA_ERROR_INVALID_VALUE = 1,
@@ -132,7 +121,6 @@ enum {
     CU_MEM_HANDLE_TYPE_FABRIC = 8,
     CU_MEM_ACCESS_FLAGS_PROT_READWRITE = 3,
     CU_MEM_ALLOC_GRANULARITY_MINIMUM = 0,
-    CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_STREAM_WAIT_VALUE_GEQ = 0,         /* by the sign of the difference, so that numbers may wrap */
     CU_STREAM_WAIT_VALUE_FLUSH = 1 << 30, /* then, of writes from outside */
     CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT = 16,
@@ -168,11 +156,6 @@ enum {
     F(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t * bytes, CUdeviceptr address))                    \
     F(cuMemAlloc_v2, (CUdeviceptr * address, size_t bytes))                                                  \
     F(cuMemFree_v2, (CUdeviceptr address))                                                                   \
-    F(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties))                              \
-    F(cuMemPoolSetAttribute, (CUmemoryPool pool, int attribute, void *value))                                \
-    F(cuMemPoolDestroy, (CUmemoryPool pool))                                                                 \
-    F(cuMemAllocFromPoolAsync, (CUdeviceptr * address, size_t bytes, CUmemoryPool pool, CUstream stream))    \
-    F(cuMemFreeAsync, (CUdeviceptr address, CUstream stream))                                                \
     F(cuMemHostAlloc, (void **address, size_t bytes, unsigned flags))                                        \
     F(cuMemFreeHost, (void *address))                                                                        \
     F(cuMemHostRegister_v2, (void *address, size_t bytes, unsigned flags))                                   \

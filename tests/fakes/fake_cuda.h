@@ -31,8 +31,8 @@ FAKE_API size_t fake_cuda_left(void);
 
 /** Whether calls wait as they may with the driver: for room on a stream, which has 16 actions then; until a stream is
  * idle where a copy is put on it of memory of the host that is not pinned; and until all streams are idle where memory
- * is freed or unmapped, where a pool needs more memory than it holds, where code is loaded, and where a kernel is
- * launched that was not, or memory set for the first time. While a call waits for more than room, all calls of other
+ * is freed or unmapped, where code is loaded, and where a kernel is launched that was not, or memory set for the first
+ * time. While a call waits for more than room, all calls of other
  * threads wait for it. */
 FAKE_API void fake_cuda_strict(int strict);
 

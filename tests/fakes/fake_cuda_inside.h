@@ -118,12 +118,12 @@ typedef struct fake_range {
     unsigned char *shadow; /**< where this library reads and writes it */
     size_t bytes;
     int file, device;
-    CUmemoryPool pool; /**< the pool that it is from, and has no handles then; or NULL */
-    uint64_t inode;    /**< MAPPED: of the file that a handle has named */
-    unsigned opened;   /**< MAPPED: how often it was opened and not closed */
-    void *allocation;  /**< VIRTUAL: what is mapped here */
-    uint64_t access;   /**< VIRTUAL: a bit for each device that may use it */
-    bool rdma;         /**< VIRTUAL: it was created for network cards */
+    bool pooled;      /**< it is of a pool, and has no handles */
+    uint64_t inode;   /**< MAPPED: of the file that a handle has named */
+    unsigned opened;  /**< MAPPED: how often it was opened and not closed */
+    void *allocation; /**< VIRTUAL: what is mapped here */
+    uint64_t access;  /**< VIRTUAL: a bit for each device that may use it */
+    bool rdma;        /**< VIRTUAL: it was created for network cards */
 } fake_range;
 
 /** The range that contains an address, or NULL. */

@@ -322,7 +322,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *out, CUdeviceptr address) {
     handle made = {.process = getpid()};
     (void)pthread_mutex_lock(&fake.lock);
     const range *found = fake_range_at(address);
-    const bool good = found && found->kind == DEVICE && !found->pool && found->address == address;
+    const bool good = found && found->kind == DEVICE && !found->pooled && found->address == address;
     if (good) {
         made.file = found->file;
         made.bytes = found->bytes;

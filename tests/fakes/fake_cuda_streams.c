@@ -27,15 +27,6 @@ struct CUmod_st {
     struct CUfunc_st kernels[KERNELS];
 };
 
-/* It holds memory in pieces, and what is more than `kept` until somebody waits for a stream or a device. */
-#define POOL_PIECE ((size_t)32 << 20)
-struct CUmemPoolHandle_st {
-    int device;
-    size_t used, held, kept;
-    bool destroyed; /* what is left of it is still released by streams */
-    struct CUmemPoolHandle_st *next;
-};
-
 typedef struct action {
     action_kind kind;
     uint64_t due_ns, number, to, from; /* numbered as they were put on streams */
@@ -65,7 +56,6 @@ struct CUstream_st {
 static struct CUstream_st *streams;
 static unsigned streams_made;
 static uint64_t actions_put;
-static CUmemoryPool pools;
 static struct CUstream_st defaults[KVF_CUDA_DEVICES_MAX]; /* of devices: the stream whose handle is NULL */
 
 /* For a call that a stream is given to. */
@@ -217,34 +207,6 @@ static bool has_value(const action *todo) {
     return (int32_t)(__atomic_load_n(word, __ATOMIC_ACQUIRE) - todo->word) >= 0;
 }
 
-/* ---- pools: needs the lock ---- */
-
-static void drop_unused(CUmemoryPool pool) {
-    CUmemoryPool *at = &pools;
-    if (!pool->destroyed || pool->used > 0)
-        return;
-    while (*at != pool)
-        at = &(*at)->next;
-    *at = pool->next;
-    free(pool);
-}
-
-static void leave_pool(uint64_t address) {
-    const fake_range *found = fake_range_at(address);
-    CUmemoryPool pool = found ? found->pool : NULL;
-    if (!pool)
-        return;
-    pool->used -= found->bytes;
-    drop_unused(pool);
-}
-
-/* For the end of a wait. */
-static void trim_pools(void) {
-    for (CUmemoryPool pool = pools; pool; pool = pool->next)
-        while (pool->held > pool->kept && pool->held - POOL_PIECE >= pool->used)
-            pool->held -= POOL_PIECE;
-}
-
 /* Whether another stream of its queue has something to do that was put there before. */
 static bool is_behind_another(const struct CUstream_st *stream) {
     for (const struct CUstream_st *at = streams; at; at = at->next)
@@ -273,7 +235,6 @@ static bool step(CUstream stream, uint64_t now) {
             todo->function->run(todo->from, todo->count, todo->tiles, todo->blocks);
             break;
         case RELEASE:
-            leave_pool(todo->to);
             (void)fake_free(todo->to);
             break;
         case RECORD:
@@ -494,8 +455,6 @@ CUresult cuStreamSynchronize(CUstream given) {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
         const bool done = !stream->first;
-        if (done)
-            trim_pools();
         (void)pthread_mutex_unlock(&fake.lock);
         if (done)
             return fake.stuck;
@@ -540,8 +499,6 @@ CUresult cuCtxSynchronize(void) {
         (void)pthread_mutex_lock(&fake.lock);
         fake_advance();
         const bool done = is_idle(fake_current[fake_depth - 1]->device);
-        if (done)
-            trim_pools();
         (void)pthread_mutex_unlock(&fake.lock);
         if (done)
             return fake.stuck;
@@ -586,85 +543,47 @@ CUresult cuStreamIsCapturing(CUstream stream, int *status) {
     return 0;
 }
 
-CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+/* Found by name only: kvferry uses no pools of memory, which not all devices have, but an engine may. */
+__attribute__((visibility("default"))) CUresult cuMemPoolCreate(void **pool, const int *properties);
+__attribute__((visibility("default"))) CUresult cuMemPoolDestroy(void *pool);
+__attribute__((visibility("default"))) CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes,
+                                                                        void *pool, CUstream stream);
+__attribute__((visibility("default"))) CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
+
+CUresult cuMemPoolCreate(void **pool, const int *properties) {
     BEGIN;
     if (!fake_number("FAKE_CUDA_POOLS", 1))
         return CUDA_ERROR_NOT_SUPPORTED;
-    if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-        properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return INVALID_VALUE;
-    *pool = malloc(sizeof **pool);
+    *pool = properties[0] == CU_MEM_ALLOCATION_TYPE_PINNED ? malloc(1) : NULL;
     if (!*pool)
-        return OUT_OF_MEMORY;
-    (void)pthread_mutex_lock(&fake.lock);
-    **pool = (struct CUmemPoolHandle_st){.device = properties->location.id, .next = pools};
-    pools = *pool;
+        return INVALID_VALUE;
     fake.left++;
-    (void)pthread_mutex_unlock(&fake.lock);
     return 0;
 }
 
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, int attribute, void *value) {
+CUresult cuMemPoolDestroy(void *pool) {
     BEGIN;
-    if (!pool || !value || attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
-        return INVALID_VALUE;
-    pool->kept = *(const uint64_t *)value;
-    return 0;
-}
-
-/* Found by name only: tools/device/probe.py asks what a pool holds. */
-__attribute__((visibility("default"))) CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute,
-                                                                      void *value);
-
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, int attribute, void *value) {
-    enum { RESERVED_MEM_CURRENT = 5 };
-    BEGIN;
-    if (!pool || !value || attribute != RESERVED_MEM_CURRENT)
-        return INVALID_VALUE;
-    *(uint64_t *)value = pool->held;
-    return 0;
-}
-
-CUresult cuMemPoolDestroy(CUmemoryPool pool) {
-    BEGIN;
-    (void)pthread_mutex_lock(&fake.lock);
-    pool->destroyed = true;
-    drop_unused(pool);
-    (void)pthread_mutex_unlock(&fake.lock);
+    free(pool);
     fake.left--;
     return 0;
 }
 
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, CUmemoryPool pool, CUstream stream) {
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t bytes, void *pool, CUstream stream) {
     BEGIN;
-    if (!pool || pool->device != stream_of(stream)->device)
+    (void)stream;
+    if (!pool)
         return INVALID_VALUE;
     (void)pthread_mutex_lock(&fake.lock);
-    if (pool->used + bytes > pool->held) {
-        (void)pthread_mutex_unlock(&fake.lock);
-        fake_wait_for_streams();
-        (void)pthread_mutex_lock(&fake.lock);
-    }
     const CUresult result = fake_allocate(address, bytes);
-    if (!result) {
-        fake_range_at(*address)->pool = pool;
-        pool->used += bytes;
-        if (pool->used > pool->held)
-            pool->held = (pool->used + POOL_PIECE - 1) / POOL_PIECE * POOL_PIECE;
-    }
+    if (!result)
+        fake_range_at(*address)->pooled = true;
     (void)pthread_mutex_unlock(&fake.lock);
     return result;
 }
 
 CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
     BEGIN_PUT;
-    if (!fake_number("FAKE_CUDA_POOLS", 1))
-        return CUDA_ERROR_NOT_SUPPORTED;
-    const CUresult result = put(stream, (action){.kind = RELEASE, .to = address});
-    (void)pthread_mutex_lock(&fake.lock);
-    fake_advance(); /* so that a test does not count what is released at once */
-    (void)pthread_mutex_unlock(&fake.lock);
-    return result;
+    return put(stream, (action){.kind = RELEASE, .to = address});
 }
 
 /* May be a kernel of the driver's own, which is loaded when it is first launched. */

@@ -134,7 +134,7 @@ kvf_status worker_devices_memory(uint32_t device, uint64_t bytes, kvf_memory *ou
 
 void worker_devices_trouble(chance *dice) {
     static const char *const functions[] = {"cuLaunchKernel",        "cuMemcpyHtoDAsync_v2",
-                                            "cuEventRecord",         "cuMemAllocFromPoolAsync",
+                                            "cuEventRecord",         "cuMemAlloc_v2",
                                             "cuIpcOpenMemHandle_v2", "cuMemGetAddressRange_v2"};
     if (is_real)
         return;

@@ -70,11 +70,6 @@ MEMBER(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable, allocFlags.gpuDirec
 SIZE(CUmemAccessDesc);
 MEMBER(CUmemAccessDesc, location, location);
 MEMBER(CUmemAccessDesc, flags, flags);
-SIZE(CUmemPoolProps);
-MEMBER(CUmemPoolProps, type, allocType);
-MEMBER(CUmemPoolProps, handleTypes, handleTypes);
-MEMBER(CUmemPoolProps, location, location);
-MEMBER(CUmemPoolProps, maxSize, maxSize);
 
 #ifdef CONTROL // what must not compile
 #if CONTROL == 1

@@ -46,7 +46,7 @@ if grep -q 'lib[at]san' <(ldd "$KVF_BIN_DIR/tests/fakes/cuda/libcuda.so.1"); the
 else
     checks probe FAKE_CUDA_STRICT=1000
     says "the driver is asked what kvferry assumes" 0 '1 passed, 0 failed, parts skipped: 0' \
-        '^  it may keep 32; after: cuMemFreeAsync 32, cuStreamSynchronize 32, cuCtxSynchronize 32$' \
+        '^  cuIpcGetMemHandle of its memory \[an error\]: 1$' \
         '^  cuMemFree: waits; others wait, too$' '^  cuEventQuery: returns 0$' \
         '^  cuCtxSynchronize: \[900\]; the capture ends with 901$'
 fi

@@ -297,8 +297,7 @@ static void bringing_a_table_does_not_wait_for_the_jobs_before(void **unused) {
     close_scene(&scene);
 }
 
-/* Nor for the work of the engine, which the first table would if the pool were empty. What a pool
- * holds beyond its threshold it gives back when somebody waits for a stream, also for another's. */
+/* Nor for the work of the engine. */
 static void the_first_table_does_not_wait_for_the_engine(void **unused) {
     (void)unused;
     DEVICES_ARE_STAND_INS();
@@ -332,26 +331,63 @@ static void the_first_table_does_not_wait_for_the_engine(void **unused) {
     close_scene(&scene);
 }
 
-/* As many virtual devices. A table that is dropped stays until the copies that were started before have read it. */
-static void a_device_without_pools_of_memory_copies_all_the_same(void **unused) {
+/* The next table lies at the same place, and is brought there in the order of the stream. */
+static void a_table_that_is_dropped_stays_until_the_jobs_before_have_read_it(void **unused) {
     (void)unused;
     DEVICES_ARE_STAND_INS();
-    assert_int_equal(setenv("FAKE_CUDA_POOLS", "0", 1), 0);
+    const uint32_t others[] = {1, 1, 1, 1, 1};
     test_scene scene = open_scene(NULL);
     const kvf_box one = pages_of(scene.one), other = pages_of(scene.other);
     const kvf_device_side from = side_of_pages(&scene, &one), to = side_of_pages(&scene, &other);
-    uint64_t room;
-    assert_int_equal(kvf_copier_room(scene.copier, 1u << 20, &room), KVF_OK);
-    kvf_copier_drop_room(scene.copier, room);
+    kvf_device_table next;
     devices_delay(20 * MS);
     kvf_copy_job *job = begin(&scene, &from, &to);
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
-    devices_delay(0);
+    devices_strict(true); /* a call that waits for the device would see the job end */
     kvf_copier_drop_table(scene.copier, &scene.table);
+    assert_int_equal(kvf_copier_put_table(scene.copier, others, 5, &next), KVF_OK);
+    assert_int_equal(next.address, from.table);
+    assert_int_equal(kvf_copy_job_poll(job), KVF_IN_PROGRESS);
+    devices_strict(false);
+    devices_delay(0);
     finish(job);
     assert_same_cells(&scene);
+    kvf_copier_drop_table(scene.copier, &next);
     close_scene(&scene);
-    assert_int_equal(unsetenv("FAKE_CUDA_POOLS"), 0);
+}
+
+enum { MOST_ROOMS = 200 };
+
+/* Takes rooms of 256 KiB until the copier has to get one from the driver; returns how many there are. */
+static uint32_t take_all_room(const test_scene *scene, uint64_t rooms[MOST_ROOMS]) {
+    const size_t left = devices_left();
+    uint32_t count = 0;
+    while (devices_left() == left) {
+        assert_true(count < MOST_ROOMS);
+        assert_int_equal(kvf_copier_room(scene->copier, 256u << 10, &rooms[count++]), KVF_OK);
+    }
+    return count;
+}
+
+static void give_all_room(const test_scene *scene, const uint64_t *rooms, uint32_t count) {
+    while (count > 0)
+        kvf_copier_drop_room(scene->copier, rooms[--count]);
+}
+
+static void what_the_room_does_not_hold_comes_from_the_driver_and_goes_back(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    uint64_t rooms[MOST_ROOMS];
+    test_scene scene = open_scene(NULL);
+    const size_t left = devices_left();
+    for (int i = 0; i < 2; i++) {
+        const uint32_t count = take_all_room(&scene, rooms);
+        assert_int_equal(count, 128); /* of which the scene's table takes some bytes */
+        move_through(&scene, rooms[count - 1]);
+        give_all_room(&scene, rooms, count);
+        assert_int_equal(devices_left(), left);
+    }
+    close_scene(&scene);
 }
 
 enum { LARGE_TABLES = 6, LARGE_IDS = 40000 }; /* up to 160 kB each */
@@ -392,10 +428,12 @@ static void tables_that_are_brought_at_once_do_not_mix_and_leave_their_room_to_l
 static void a_table_for_which_there_is_no_memory_is_not_brought(void **unused) {
     (void)unused;
     DEVICES_ARE_STAND_INS();
-    static const char *const functions[] = {"cuMemAllocFromPoolAsync", "cuEventCreate", "cuMemHostAlloc",
+    static const char *const functions[] = {"cuMemAlloc_v2", "cuEventCreate", "cuMemHostAlloc",
                                             "cuMemcpyHtoDAsync_v2", "cuEventRecord"};
     static uint32_t given[3 * LARGE_IDS]; /* more than there is pinned memory for */
     test_scene scene = open_scene(NULL);
+    uint64_t rooms[MOST_ROOMS];
+    const uint32_t room_count = take_all_room(&scene, rooms);
     kvf_device_table table;
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
         devices_fail(functions[i], CUDA_ERROR_OUT_OF_MEMORY, 1);
@@ -403,6 +441,7 @@ static void a_table_for_which_there_is_no_memory_is_not_brought(void **unused) {
     }
     assert_int_equal(kvf_copier_put_table(scene.copier, given, 3 * LARGE_IDS, &table), KVF_OK);
     kvf_copier_drop_table(scene.copier, &table);
+    give_all_room(&scene, rooms, room_count);
     close_scene(&scene);
 }
 
@@ -564,8 +603,8 @@ static void a_job_has_room_for_as_many_ids_as_were_asked_for(void **unused) {
 static void an_engine_that_cannot_be_made_leaves_nothing(void **unused) {
     (void)unused;
     static const char *const functions[] = {
-        "cuModuleLoadData",           "cuModuleGetFunction", "cuMemPoolCreate", "cuMemPoolSetAttribute",
-        "cuStreamCreateWithPriority", "cuMemHostAlloc",      "cuMemAlloc_v2",   "cuEventCreate"};
+        "cuModuleLoadData", "cuModuleGetFunction", "cuStreamCreateWithPriority",
+        "cuMemHostAlloc",   "cuMemAlloc_v2",       "cuEventCreate"};
     const kvf_cuda *cuda;
     assert_int_equal(kvf_cuda_enter(0, &cuda), KVF_OK);
     const size_t before = devices_left();
@@ -632,7 +671,8 @@ static void a_table_that_kernels_may_not_read_ends_the_job(void **unused) {
         const kvf_box one = pages_of(scene.one);
         kvf_device_side from = side_of_pages(&scene, &one);
         const kvf_device_side to = {.packed = scene.arena};
-        from.table += cases[i].beside;
+        const CUdeviceptr table = device_room(1, sizeof ids);
+        from.table = table + cases[i].beside;
         kvf_copy_job *job = begin(&scene, &from, &to);
         assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
         kvf_status status;
@@ -642,6 +682,7 @@ static void a_table_that_kernels_may_not_read_ends_the_job(void **unused) {
         if (strncmp(kvf_error_detail(), cases[i].why, strlen(cases[i].why)) != 0)
             fail_msg("%s", kvf_error_detail());
         devices_stick(0);
+        device_room_free(table);
         close_scene(&scene);
     }
 }
@@ -1036,7 +1077,8 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_job_that_is_late_is_in_progress_and_its_boxes_stay),
         cmocka_unit_test(bringing_a_table_does_not_wait_for_the_jobs_before),
         cmocka_unit_test(the_first_table_does_not_wait_for_the_engine),
-        cmocka_unit_test(a_device_without_pools_of_memory_copies_all_the_same),
+        cmocka_unit_test(a_table_that_is_dropped_stays_until_the_jobs_before_have_read_it),
+        cmocka_unit_test(what_the_room_does_not_hold_comes_from_the_driver_and_goes_back),
         cmocka_unit_test(tables_that_are_brought_at_once_do_not_mix_and_leave_their_room_to_later_ones),
         cmocka_unit_test(a_table_for_which_there_is_no_memory_is_not_brought),
         cmocka_unit_test(a_job_waits_for_an_event_of_the_engines),

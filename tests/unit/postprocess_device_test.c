@@ -133,8 +133,8 @@ static void pages_that_do_not_fit_into_the_room_go_one_after_another(void **stat
     }
 }
 
-/* Once the room had up to 64 MiB, of which the driver keeps 32 when somebody waits for a stream. So each call had to get
- * the rest anew, and drivers may wait for all work of the device then. */
+/* Once the room had up to 64 MiB, more than stays. So each call had to get the rest anew, and drivers may wait for all
+ * work of the device then. */
 static void a_later_call_does_not_wait_for_the_engine(void **state) {
     enum { CELL_BYTES = 65536, BLOCKS = 40, LATE_S = 30 };
     (void)state;
@@ -368,13 +368,7 @@ static void without_memory_nothing_changes_and_the_next_call_succeeds(void **sta
     host.expected = malloc(w.bytes);
     assert_non_null(host.expected);
     memcpy(host.expected, w.memory, w.bytes);
-    /* Given a device that has no memory for the room, or none for the table */
-    devices_fail("cuMemAllocFromPoolAsync", CUDA_ERROR_OUT_OF_MEMORY, 1);
-    assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_NOMEM,
-                   "making room on a device");
-    check(&host);
-    devices_get(seen);
-    assert_memory_equal(seen, w.memory, w.bytes);
+    /* Given a device that has no memory for the table */
     devices_fail("cuMemcpyHtoDAsync_v2", CUDA_ERROR_OUT_OF_MEMORY, 1);
     assert_refused(kvf_permute_received(&w.shape, regions, 2, w.ids, w.id_count, NULL), KVF_E_NOMEM,
                    "bringing a block table to a device");
@@ -393,6 +387,22 @@ static void without_memory_nothing_changes_and_the_next_call_succeeds(void **sta
     assert_int_equal(permute_there(&w, &there), KVF_OK);
     check_there(&w, room);
     free(host.expected);
+    end(&w);
+}
+
+static void a_page_that_is_longer_than_the_room_that_stays_gets_its_own(void **state) {
+    (void)state;
+    world w = world_of(shape_of(640, 32u << 10, KVF_PAGE_HND, 2, KVF_PAGE_NHD, 2), 1, 1, 0); /* 40 MiB */
+    CUdeviceptr room;
+    kvf_block_region there = move(&w, 0, &room);
+    list_blocks(&w, 1);
+    devices_fail("cuMemAlloc_v2", CUDA_ERROR_OUT_OF_MEMORY, 1);
+    assert_refused(permute_there(&w, &there), KVF_E_NOMEM, "making room on a device");
+    const size_t left = devices_left();
+    expect(&w, UINT64_MAX);
+    assert_int_equal(permute_there(&w, &there), KVF_OK);
+    assert_int_equal(devices_left(), left);
+    check_there(&w, room);
     end(&w);
 }
 
@@ -526,6 +536,7 @@ int main(void) {
         cmocka_unit_test(parts_that_are_longer_than_the_slot_are_copied_piece_by_piece),
         cmocka_unit_test(memory_that_is_not_the_devices_is_refused_and_nothing_changes),
         cmocka_unit_test(without_memory_nothing_changes_and_the_next_call_succeeds),
+        cmocka_unit_test(a_page_that_is_longer_than_the_room_that_stays_gets_its_own),
         cmocka_unit_test(calls_leave_nothing_on_the_device),
         cmocka_unit_test(a_device_that_hangs_does_not_keep_the_caller),
         cmocka_unit_test(calls_return_when_a_late_device_has_finished),
