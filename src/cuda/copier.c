@@ -27,7 +27,8 @@ typedef struct filling {
 
 struct kvf_copy_job {
     kvf_copier *copier;
-    kvf_cuda_box *boxes;  /* in pinned host memory: `room` copies, then `room` conversions */
+    kvf_cuda_box
+        *boxes; /* in pinned host memory: `room` copies, then, unless it is plain, `room` conversions */
     CUdeviceptr uploaded; /* the same on the device */
     uint32_t *ids;        /* of tables of its own, in pinned host memory */
     CUdeviceptr uploaded_ids;
@@ -51,6 +52,7 @@ typedef struct upload {
 struct kvf_copier {
     uint32_t device, job_count, room, id_room;
     uint64_t long_run_bytes;
+    bool plain; /* see kvf_copier_options */
     kvf_grid grid;
     CUstream stream;
     CUdeviceptr kept; /* the device's memory that tables and rooms are pieces of */
@@ -98,7 +100,7 @@ static void release(kvf_copier *copier, const kvf_cuda *cuda, CUdeviceptr addres
 }
 
 static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
-    const size_t job_boxes = (size_t)LAUNCHES * copier->room * sizeof(kvf_cuda_box),
+    const size_t job_boxes = (size_t)(copier->plain ? 1 : LAUNCHES) * copier->room * sizeof(kvf_cuda_box),
                  job_ids = (size_t)copier->id_room * sizeof(uint32_t), boxes = copier->job_count * job_boxes,
                  bytes = boxes + copier->job_count * job_ids;
     copier->jobs = kvf_alloc0(copier->job_count, sizeof *copier->jobs);
@@ -203,12 +205,13 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
     copier->room = given->boxes ? given->boxes : BOXES_DEFAULT;
     copier->id_room = given->ids;
     copier->long_run_bytes = given->long_run_bytes;
+    copier->plain = given->plain;
     status = load(copier, cuda);
     if (!status)
         status = make_stream(copier, cuda);
     if (!status)
         status = make_jobs(copier, cuda);
-    if (!status)
+    if (!status && !copier->plain)
         status = kvf_cuda_status(cuda, keep_for_tables(copier, cuda), "making room for tables");
     if (status)
         unmake(copier, cuda);
@@ -406,6 +409,7 @@ static kvf_status add_boxes(kvf_copy_job *job, const kvf_device_side *from, cons
     const uint32_t room = job->copier->room;
     launch *add = &job->filling.launches[which];
     uint32_t made = 0;
+    KVF_ASSERT(which == COPIES || !job->copier->plain);
     kvf_status status =
         kvf_device_boxes(from, to, rows, units, cell_elements, job->boxes + (size_t)which * room + add->count,
                          room - add->count, &made, &add->tiles);

@@ -38,6 +38,8 @@ typedef struct kvf_copier_options {
     /** Runs of so many bytes and more go to and from the host's memory by the driver's copies, not by a kernel; 0: none
      * do (long_runs.h) */
     uint64_t long_run_bytes;
+    /** Jobs convert nothing, and tables are the jobs' own: no room is kept for conversions, other tables, and rooms */
+    bool plain;
 } kvf_copier_options;
 
 /**

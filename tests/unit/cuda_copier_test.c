@@ -577,6 +577,29 @@ static void pages_are_found_by_tables_of_the_job(void **unused) {
     close_scene(&scene);
 }
 
+/* Boxes of 256 bytes: a GiB, of which the stand-in gives a little less at once, with room for conversions. */
+static void a_plain_copier_copies_by_tables_of_its_jobs_and_keeps_no_other_room(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    kvf_copier_options options = {.jobs = 2, .boxes = 1u << 20, .ids = 11};
+    kvf_copier *copier = NULL;
+    kvf_copy_job *job;
+    uint64_t address;
+    assert_int_equal(kvf_copier_open(0, &options, &copier), KVF_E_NOMEM);
+    options.plain = true;
+    test_scene scene = open_scene(&options);
+    assert_int_equal(kvf_copier_begin(scene.copier, &job), KVF_OK);
+    add_by_own_tables(&scene, job);
+    assert_int_equal(kvf_copy_job_start(job, NULL), KVF_OK);
+    finish(job);
+    assert_same_cells(&scene);
+    const size_t left = devices_left();
+    assert_int_equal(kvf_copier_room(scene.copier, 1, &address), KVF_OK);
+    assert_int_equal(devices_left(), left + 1);
+    kvf_copier_drop_room(scene.copier, address);
+    close_scene(&scene);
+}
+
 static void a_job_has_room_for_as_many_ids_as_were_asked_for(void **unused) {
     (void)unused;
     uint64_t address;
@@ -1085,6 +1108,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(many_events_of_the_engine_that_are_late_hold_up_no_copy),
         cmocka_unit_test(more_boxes_than_a_job_has_room_for_are_refused),
         cmocka_unit_test(pages_are_found_by_tables_of_the_job),
+        cmocka_unit_test(a_plain_copier_copies_by_tables_of_its_jobs_and_keeps_no_other_room),
         cmocka_unit_test(a_job_has_room_for_as_many_ids_as_were_asked_for),
         cmocka_unit_test(an_engine_that_cannot_be_made_leaves_nothing),
         cmocka_unit_test(device_code_that_the_driver_does_not_take_is_unsupported),

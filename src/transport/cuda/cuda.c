@@ -330,8 +330,11 @@ static kvf_status listen_for_readers(kvf_cuda_endpoint *endpoint) {
 
 static kvf_status cuda_register(void *self, uint32_t region, const kvf_memory *memory) {
     kvf_cuda_endpoint *endpoint = self;
-    const kvf_copier_options options = {
-        .most_blocks = endpoint->most_blocks, .jobs = CUDA_JOBS, .boxes = CUDA_BOXES, .ids = CUDA_IDS};
+    const kvf_copier_options options = {.most_blocks = endpoint->most_blocks,
+                                        .jobs = CUDA_JOBS,
+                                        .boxes = CUDA_BOXES,
+                                        .ids = CUDA_IDS,
+                                        .plain = true};
     kvf_cuda_region described;
     kvf_status status = describe(memory, &described);
     if (!status && !endpoint->copiers[memory->device])
