@@ -61,10 +61,11 @@ typedef struct kvf_flow_request {
 
 /** The comment of a field says what zero means. */
 typedef struct kvf_stage_options {
-    size_t struct_size;   /**< sizeof(kvf_stage_options) */
-    uint64_t arena_bytes; /**< 0: 64 MiB; at least 4 slots */
-    uint32_t slot_bytes;  /**< the most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
-    uint32_t window;      /**< slots that one flow may have at once; 0: 8; up to 16 */
+    size_t struct_size; /**< sizeof(kvf_stage_options) */
+    /** 0: 64 MiB; at least 4 slots. Of a shard on a device fewer, if the driver has no memory to pin all of them */
+    uint64_t arena_bytes;
+    uint32_t slot_bytes; /**< the most that one operation moves; 0: 1 MiB; 4 KiB to 1 MiB, a power of two */
+    uint32_t window;     /**< slots that one flow may have at once; 0: 8; up to 16 */
     /** Flows open with one peer at once, each way; 0: 64. The smaller number of both sides counts: a stage learns the
      * peer's with the first flow that it takes, and opens one flow until then. Further flows of this side wait. */
     uint32_t flows;

@@ -104,12 +104,14 @@ static void tell_of_arena(kvf_agent *agent, const char *words, const char *why) 
     kvf_text_free(&line);
 }
 
-/* Says why packed bytes of a device go through the host's memory, or cannot. */
+/* Says why packed bytes of a device go through the host's memory, or cannot, or through less of it. */
 static void tell_of_arenas(kvf_agent *agent) {
     tell_of_arena(agent, "packed bytes of the device go through memory of the host",
                   kvf_stage_without_device(agent->stage));
     tell_of_arena(agent, "packed bytes of the device go only to peers that map memory of it",
                   kvf_stage_without_host(agent->stage));
+    tell_of_arena(agent, "the arena in memory of the host is smaller than asked for (\"arena_bytes\")",
+                  kvf_stage_short_of_host(agent->stage));
 }
 
 static kvf_stage_options stage_options(kvf_agent *agent) {

@@ -158,12 +158,12 @@ struct kvf_stage {
     kvf_arena arenas[KVF_ARENAS]; /**< by the kind of their memory; one may be missing */
     char without_device
         [KVF_STAGE_DETAIL_BYTES]; /**< why there is no arena on the shard's device; "": none is needed */
-    char without_host
-        [KVF_STAGE_DETAIL_BYTES]; /**< why there is none on the host, though the transport gave one; "" */
-    kvf_workers *workers;         /**< NULL: kvf_stage_progress() makes the copies */
-    bool uses_regions;            /**< the transport knows of our workers or device */
-    kvf_stage_device *device;     /**< the device with the shard's memory; NULL: it is the host's */
-    uint64_t device_patience_ns;  /**< for the device's last copies, when the stage is closed */
+    char why_host[KVF_STAGE_DETAIL_BYTES]; /**< why the device reaches nothing on the host, or less than the
+                                              transport gave; "" */
+    kvf_workers *workers;                  /**< NULL: kvf_stage_progress() makes the copies */
+    bool uses_regions;                     /**< the transport knows of our workers or device */
+    kvf_stage_device *device;              /**< the device with the shard's memory; NULL: it is the host's */
+    uint64_t device_patience_ns;           /**< for the device's last copies, when the stage is closed */
     uint64_t model;
     kvf_shapes shapes;
     kvf_stage_peer *peers;

@@ -108,23 +108,36 @@ static void drop_arena(kvf_stage *stage, int kind) {
 }
 
 /* An arena that the device cannot reach is of no use: kernels would access memory that faults, for good. */
-static kvf_status open_host_arena(kvf_stage *stage) {
-    kvf_status status = open_arena(stage, KVF_MEMORY_HOST, 0, stage->options.arena_bytes);
+static kvf_status try_host_arena(kvf_stage *stage, uint64_t bytes) {
+    kvf_status status = open_arena(stage, KVF_MEMORY_HOST, 0, bytes);
     if (status)
         return status;
     status = pin_arena(stage);
     if (!status)
         return KVF_OK;
-    (void)snprintf(stage->without_host, sizeof stage->without_host, "%s", kvf_error_detail());
+    (void)snprintf(stage->why_host, sizeof stage->why_host, "%s", kvf_error_detail());
     drop_arena(stage, KVF_MEMORY_HOST);
-    return kvf_fail(status, "%s", stage->without_host);
+    return kvf_fail(status, "%s", stage->why_host);
+}
+
+static bool cannot_pin(const kvf_stage *stage, kvf_status status) {
+    return status == KVF_E_NOMEM && stage->why_host[0];
+}
+
+/* If the driver lacks memory to pin it, half of it, and so on: that moves the same bytes, in more turns. */
+static kvf_status open_host_arena(kvf_stage *stage) {
+    uint64_t bytes = stage->options.arena_bytes;
+    kvf_status status = try_host_arena(stage, bytes);
+    while (cannot_pin(stage, status) && are_slots(bytes / 2, stage->options.slot_bytes))
+        status = try_host_arena(stage, bytes /= 2);
+    return status;
 }
 
 /* A device's cells need one of the two: a transport may move only memory of devices, or none. */
 static kvf_status open_arenas(kvf_stage *stage) {
     char why[KVF_DETAIL_BYTES];
     kvf_status status = open_host_arena(stage);
-    if (!stage->device || (status && status != KVF_E_UNSUPPORTED))
+    if (!stage->device || (status && status != KVF_E_UNSUPPORTED && !cannot_pin(stage, status)))
         return status;
     (void)snprintf(why, sizeof why, "%s", kvf_error_detail());
     if (!open_device_arena(stage))
@@ -250,7 +263,11 @@ const char *kvf_stage_without_device(const kvf_stage *stage) {
 }
 
 const char *kvf_stage_without_host(const kvf_stage *stage) {
-    return stage->without_host[0] ? stage->without_host : NULL;
+    return !stage->arenas[KVF_MEMORY_HOST].slots && stage->why_host[0] ? stage->why_host : NULL;
+}
+
+const char *kvf_stage_short_of_host(const kvf_stage *stage) {
+    return stage->arenas[KVF_MEMORY_HOST].slots && stage->why_host[0] ? stage->why_host : NULL;
 }
 
 /* ---- closing --------------------------------------------------------------------------------- */

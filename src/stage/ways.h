@@ -24,6 +24,9 @@ const char *kvf_stage_without_device(const kvf_stage *stage);
  * transport gave one; NULL: it has, or needs none. */
 const char *kvf_stage_without_host(const kvf_stage *stage);
 
+/** Why it has a smaller one there than its options say; NULL: it has all, or none. */
+const char *kvf_stage_short_of_host(const kvf_stage *stage);
+
 /** The peer that has joined by this name; NULL: none. */
 kvf_peer *kvf_stage_peer_named(const kvf_stage *stage, const char *name);
 

@@ -253,6 +253,38 @@ static void a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_th
     }
 }
 
+/* Of 16 slots on the host 8 remain, and there are 8 on the device. */
+static void a_stage_pins_as_much_of_the_hosts_arena_as_it_can(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    devices_fail("cuMemHostRegister_v2", CUDA_ERROR_OUT_OF_MEMORY, 1);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
+    const kvf_stage *short_of_it = w->d[0].stage, *other = w->p[0].stage;
+    assert_int_equal(stage_info_of(short_of_it).slots, 8 + 8);
+    assert_null(kvf_stage_without_host(short_of_it));
+    assert_non_null(strstr(kvf_stage_short_of_host(short_of_it), "pinning memory of the host"));
+    assert_int_equal(stage_info_of(other).slots, 16 + 8);
+    assert_null(kvf_stage_short_of_host(other));
+    prefer(w, KVF_MEMORY_HOST);
+    stage_world_pull_all(w, KVF_WAY_PACKED, 5);
+    assert_device_flows(w, 0, 0);
+    close_both(w);
+}
+
+static void a_stage_that_can_pin_nothing_uses_the_arena_on_its_device(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    devices_fail("cuMemHostRegister_v2", CUDA_ERROR_OUT_OF_MEMORY, UINT32_MAX);
+    stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
+    devices_fail("", 0, 0);
+    assert_int_equal(stage_info_of(w->p[0].stage).slots, 8);
+    assert_non_null(kvf_stage_without_host(w->p[0].stage));
+    assert_null(kvf_stage_short_of_host(w->p[0].stage));
+    move_both_ways(w);
+    assert_device_flows(w, 2, 2);
+    close_both(w);
+}
+
 /* P has both arenas, and would rather use the host's; it once asked D for slots there, and was refused. */
 static void a_peer_without_an_arena_on_the_host_is_asked_for_slots_on_its_device(void **state) {
     enum { NOT_SUPPORTED = 801 };
@@ -474,6 +506,8 @@ int main(void) {
         cmocka_unit_test(the_hosts_arena_is_used_while_all_slots_on_the_device_are_in_use),
         cmocka_unit_test(a_stage_without_memory_on_the_device_uses_the_hosts),
         cmocka_unit_test(a_stage_whose_device_does_not_reach_the_hosts_memory_has_no_arena_there),
+        cmocka_unit_test(a_stage_pins_as_much_of_the_hosts_arena_as_it_can),
+        cmocka_unit_test(a_stage_that_can_pin_nothing_uses_the_arena_on_its_device),
         cmocka_unit_test(a_peer_without_an_arena_on_the_host_is_asked_for_slots_on_its_device),
         cmocka_unit_test(a_stage_that_wants_no_memory_on_the_device_has_none),
         cmocka_unit_test(slots_that_our_own_kernels_may_write_stay_in_doubt),
