@@ -145,7 +145,7 @@ static const batch_way ways[] = {
 
 /* A driver may have the call and refuse it. */
 static bool is_taken(bench_report *report, const batch_way *way, CUresult result) {
-    const kvf_status status = kvf_cuda_status(bench_gpu.cuda, result, way->call);
+    const kvf_status status = kvf_cuda_status(0, result, way->call);
     if (status)
         bench_note(report, kvf_error_detail());
     return !status;

@@ -9,7 +9,7 @@ struct bench_gpu bench_gpu;
 /* ---- a device ------------------------------------------------------------------------------------- */
 
 void bench_driver(CUresult result, const char *doing) {
-    bench_must(kvf_cuda_status(bench_gpu.cuda, result, doing));
+    bench_must(kvf_cuda_status(0, result, doing));
 }
 
 static uint64_t setting(const char *name, uint64_t otherwise) {

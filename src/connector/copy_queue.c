@@ -132,7 +132,7 @@ kvf_status kvf_copy_queue_slot(kvf_copy_queue *queue, unsigned char **out) {
     if (!status && !queue->slot) {
         const CUresult result =
             cuda->cuMemHostAlloc(&queue->slot, KVF_COPY_QUEUE_SLOT_BYTES, CU_MEMHOSTALLOC_PORTABLE);
-        status = kvf_cuda_status(cuda, result, "pinning memory of the host");
+        status = kvf_cuda_status(queue->device, result, "pinning memory of the host");
         if (status)
             queue->slot = NULL;
         kvf_cuda_leave(cuda);

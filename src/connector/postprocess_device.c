@@ -280,7 +280,7 @@ static kvf_status finish_on(const kvf_received *received, uint32_t device, kvf_d
         kvf_copy_job_drop(w.back);
     status = kvf_copy_queue_give(w.queue, status);
     /* Callers are promised that nothing has changed if there is no memory. */
-    return begun && status == KVF_E_NOMEM ? kvf_fail_in(KVF_E_IO, "CUDA device %u: ", device) : status;
+    return begun && status == KVF_E_NOMEM ? kvf_fail_in(KVF_E_IO, "some blocks may have changed: ") : status;
 }
 
 static bool is_first_of_device(const kvf_received *r, size_t index) {

@@ -14,7 +14,7 @@ kvf_status kvf_cuda_zero(uint32_t device, CUdeviceptr address, uint64_t bytes) {
     if (stream)
         (void)cuda->cuStreamDestroy_v2(stream);
     kvf_cuda_leave(cuda);
-    return kvf_cuda_status(cuda, result, "zeroing memory of a device");
+    return kvf_cuda_status(device, result, "zeroing memory of a device");
 }
 
 /* The driver cuts small allocations out of blocks of this size, and lets other processes open whole blocks only: then
@@ -34,7 +34,7 @@ kvf_status kvf_cuda_allocate(uint32_t device, uint64_t bytes, CUdeviceptr *out) 
     const CUresult result = cuda->cuMemAlloc_v2(out, blocks);
     kvf_cuda_leave(cuda);
     if (result)
-        return kvf_cuda_status(cuda, result, "allocating memory of a device");
+        return kvf_cuda_status(device, result, "allocating memory of a device");
     status = kvf_cuda_zero(device, *out, blocks);
     if (status)
         kvf_cuda_free(device, *out);

@@ -74,14 +74,14 @@ static kvf_status load(kvf_copier *copier, const kvf_cuda *cuda) {
     static const char *const names[LAUNCHES] = {"kvf_copy_cells", "kvf_convert_cells"};
     kvf_status status = kvf_device_code_load(cuda, copier->device, &copier->module);
     for (int i = 0; !status && i < LAUNCHES; i++)
-        status = kvf_device_kernel(cuda, copier->module, names[i], &copier->kernels[i]);
+        status = kvf_device_kernel(cuda, copier->device, copier->module, names[i], &copier->kernels[i]);
     return status;
 }
 
 /* ---- opening and closing ------------------------------------------------------------------------ */
 
 static kvf_status make_stream(kvf_copier *copier, const kvf_cuda *cuda) {
-    return kvf_cuda_status(cuda, kvf_cuda_least_stream(cuda, &copier->stream), "making a stream");
+    return kvf_cuda_status(copier->device, kvf_cuda_least_stream(cuda, &copier->stream), "making a stream");
 }
 
 /* Allocates memory for what is put on the stream from now on. */
@@ -121,7 +121,7 @@ static kvf_status make_jobs(kvf_copier *copier, const kvf_cuda *cuda) {
         copier->free = job;
         result = cuda->cuEventCreate(&job->over, CU_EVENT_DISABLE_TIMING);
     }
-    return kvf_cuda_status(cuda, result, "making room for jobs");
+    return kvf_cuda_status(copier->device, result, "making room for jobs");
 }
 
 static CUresult make_upload(kvf_copier *copier, const kvf_cuda *cuda, size_t bytes) {
@@ -212,7 +212,7 @@ kvf_status kvf_copier_open(uint32_t device, const kvf_copier_options *options, k
     if (!status)
         status = make_jobs(copier, cuda);
     if (!status && !copier->plain)
-        status = kvf_cuda_status(cuda, keep_for_tables(copier, cuda), "making room for tables");
+        status = kvf_cuda_status(copier->device, keep_for_tables(copier, cuda), "making room for tables");
     if (status)
         unmake(copier, cuda);
     else
@@ -252,13 +252,13 @@ static kvf_status find_registered(const kvf_cuda *cuda, uint32_t device, void *m
     *address = as_host ? (uint64_t)(uintptr_t)memory : found;
     if (!result)
         return KVF_OK;
-    (void)kvf_cuda_status(cuda, result, "asking where a device finds it");
+    (void)kvf_cuda_status(device, result, "asking where a device finds it");
     return kvf_fail_in(KVF_E_UNSUPPORTED, "pinned memory of the host: ");
 }
 
 /* Drivers refuse memory that they cannot lock or map with many results; it is enough that they refuse. */
-static kvf_status pinned(const kvf_cuda *cuda, CUresult result) {
-    const kvf_status status = kvf_cuda_status(cuda, result, "pinning memory of the host");
+static kvf_status pinned(uint32_t device, CUresult result) {
+    const kvf_status status = kvf_cuda_status(device, result, "pinning memory of the host");
     if (!status || status == KVF_E_NOMEM || kvf_cuda_stays(result))
         return status;
     return kvf_fail_in(KVF_E_UNSUPPORTED, "the device may not reach it: ");
@@ -272,7 +272,7 @@ kvf_status kvf_copier_pin(kvf_copier *copier, void *memory, uint64_t bytes, uint
     const CUresult result =
         cuda->cuMemHostRegister_v2(memory, bytes, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
     const bool existed = result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    status = existed ? KVF_OK : pinned(cuda, result);
+    status = existed ? KVF_OK : pinned(copier->device, result);
     if (!status) {
         status = find_registered(cuda, copier->device, memory, address);
         if (status && !existed)
@@ -335,7 +335,7 @@ kvf_status kvf_copier_put_table(kvf_copier *copier, const uint32_t *ids, uint64_
     CUresult result = allocate(copier, cuda, bytes, &address);
     if (!result && count)
         result = upload_table(copier, cuda, address, ids, bytes);
-    status = kvf_cuda_status(cuda, result, "bringing a block table to a device");
+    status = kvf_cuda_status(copier->device, result, "bringing a block table to a device");
     if (status && address)
         release(copier, cuda, address);
     if (!status)
@@ -359,7 +359,7 @@ kvf_status kvf_copier_room(kvf_copier *copier, uint64_t bytes, uint64_t *address
     kvf_status status = kvf_cuda_enter(copier->device, &cuda);
     if (status)
         return status;
-    status = kvf_cuda_status(cuda, allocate(copier, cuda, bytes, &made), "making room on a device");
+    status = kvf_cuda_status(copier->device, allocate(copier, cuda, bytes, &made), "making room on a device");
     *address = status ? 0 : made;
     kvf_cuda_leave(cuda);
     return status;
@@ -561,7 +561,7 @@ kvf_status kvf_copy_job_start(kvf_copy_job *job, CUevent after) {
     }
     status = end_run(job);
     if (!status)
-        status = kvf_cuda_status(cuda, put(job, cuda, after), "starting a copy");
+        status = kvf_cuda_status(copier->device, put(job, cuda, after), "starting a copy");
     kvf_cuda_leave(cuda);
     if (status) {
         kvf_copy_job_drop(job);
@@ -582,7 +582,7 @@ kvf_status kvf_copy_job_poll(kvf_copy_job *job) {
     if (!status)
         status = kvf_cuda_find(&cuda);
     if (!status)
-        status = kvf_cuda_status(cuda, job->failed, "starting a copy");
+        status = kvf_cuda_status(copier->device, job->failed, "starting a copy");
     job->started = false;
     copier->started--;
     copier->started_tiles -= tiles_of(job);

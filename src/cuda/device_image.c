@@ -22,12 +22,13 @@ kvf_status kvf_device_code_load(const kvf_cuda *cuda, uint32_t device, CUmodule 
         return kvf_fail(KVF_E_UNSUPPORTED,
                         "this build has no code for CUDA device %u, %s, of compute capability %u.%u", device,
                         known->name, known->major, known->minor);
-    return kvf_cuda_status(cuda, cuda->cuModuleLoadData(out, image->data), "loading device code");
+    return kvf_cuda_status(device, cuda->cuModuleLoadData(out, image->data), "loading device code");
 }
 
-kvf_status kvf_device_kernel(const kvf_cuda *cuda, CUmodule module, const char *name, CUfunction *out) {
+kvf_status kvf_device_kernel(const kvf_cuda *cuda, uint32_t device, CUmodule module, const char *name,
+                             CUfunction *out) {
     CUresult result = cuda->cuModuleGetFunction(out, module, name);
     if (!result && cuda->cuFuncLoad)
         result = cuda->cuFuncLoad(*out);
-    return kvf_cuda_status(cuda, result, "loading device code");
+    return kvf_cuda_status(device, result, "loading device code");
 }

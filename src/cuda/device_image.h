@@ -31,6 +31,7 @@ kvf_status kvf_device_code_load(const kvf_cuda *cuda, uint32_t device, CUmodule 
 
 /** Finds a kernel, and has it loaded: by default the driver would do so at the first launch, and might then wait until
  * the device has done all its work. @return as kvf_cuda_status() */
-kvf_status kvf_device_kernel(const kvf_cuda *cuda, CUmodule module, const char *name, CUfunction *out);
+kvf_status kvf_device_kernel(const kvf_cuda *cuda, uint32_t device, CUmodule module, const char *name,
+                             CUfunction *out);
 
 #endif

@@ -62,7 +62,7 @@ kvf_status kvf_device_get_info(kvf_memory_kind kind, uint32_t device, kvf_device
     if (!result)
         result = cuda->cuDeviceTotalMem_v2(&bytes, handle);
     kvf_cuda_restore(cuda);
-    status = kvf_cuda_status(cuda, result, "asking for a device's memory");
+    status = kvf_cuda_status(device, result, "asking for a device's memory");
     if (status)
         return status;
     info.memory_bytes = bytes;
@@ -105,7 +105,7 @@ kvf_status kvf_device_of(kvf_memory_kind kind, const void *address, uint32_t *de
     kvf_cuda_restore(cuda);
     if (result == CUDA_ERROR_INVALID_VALUE || (!result && (type != CU_MEMORYTYPE_DEVICE || number < 0)))
         return kvf_fail(KVF_E_NOT_FOUND, "no CUDA device of this process has memory at %p", address);
-    status = kvf_cuda_status(cuda, result, "looking for an address");
+    status = kvf_cuda_status(KVF_CUDA_DEVICES_MAX, result, "looking for an address");
     if (!status)
         *device = (uint32_t)number;
     return status;

@@ -63,7 +63,8 @@ static kvf_status find_functions(void *library) {
 
 static kvf_status check_version(void) {
     int version = 0;
-    kvf_status status = kvf_cuda_status(&driver, driver.cuDriverGetVersion(&version), "asking its version");
+    kvf_status status =
+        kvf_cuda_status(KVF_CUDA_DEVICES_MAX, driver.cuDriverGetVersion(&version), "asking its version");
     if (status)
         return status;
     driver.version = (uint32_t)version;
@@ -92,12 +93,13 @@ static kvf_status look_at_device(uint32_t number) {
     device->major = (uint32_t)major;
     device->minor = (uint32_t)minor;
     device->multiprocessors = (uint32_t)multiprocessors;
-    return kvf_cuda_status(&driver, result, "asking what a device is");
+    return kvf_cuda_status(number, result, "asking what a device is");
 }
 
 static kvf_status look_at_devices(void) {
     int count = 0;
-    kvf_status status = kvf_cuda_status(&driver, driver.cuDeviceGetCount(&count), "counting devices");
+    kvf_status status =
+        kvf_cuda_status(KVF_CUDA_DEVICES_MAX, driver.cuDeviceGetCount(&count), "counting devices");
     if (!status && count < 1)
         status = kvf_fail(KVF_E_UNSUPPORTED, "the driver knows no device");
     driver.device_count = (uint32_t)(count < (int)KVF_CUDA_DEVICES_MAX ? count : (int)KVF_CUDA_DEVICES_MAX);
@@ -108,7 +110,7 @@ static kvf_status look_at_devices(void) {
 
 /* A driver that is not started knows no mode of the thread. */
 static kvf_status start_driver(void) {
-    kvf_status status = kvf_cuda_status(&driver, driver.cuInit(0), "starting the driver");
+    kvf_status status = kvf_cuda_status(KVF_CUDA_DEVICES_MAX, driver.cuInit(0), "starting the driver");
     if (status)
         return status;
     kvf_cuda_relax(&driver);
@@ -195,7 +197,7 @@ static kvf_status context_of(uint32_t device, CUcontext *out) {
         CUresult result = driver.cuDeviceGet(&handle, (int)device);
         if (!result)
             result = driver.cuDevicePrimaryCtxRetain(&driver.contexts[device], handle);
-        status = kvf_cuda_status(&driver, result, "making a context");
+        status = kvf_cuda_status(device, result, "making a context");
     }
     *out = driver.contexts[device];
     (void)pthread_mutex_unlock(&lock);
@@ -213,7 +215,7 @@ kvf_status kvf_cuda_enter(uint32_t device, const kvf_cuda **out) {
     kvf_cuda_relax(&driver);
     status = context_of(device, &context);
     if (!status)
-        status = kvf_cuda_status(&driver, driver.cuCtxPushCurrent_v2(context), "choosing a device");
+        status = kvf_cuda_status(device, driver.cuCtxPushCurrent_v2(context), "choosing a device");
     if (status)
         kvf_cuda_restore(&driver);
     return status;
@@ -300,7 +302,7 @@ kvf_status kvf_cuda_check_reach(const kvf_cuda *cuda, uint32_t device, uint32_t 
     if (!result)
         result = cuda->cuDeviceCanAccessPeer(&can, here, there);
     kvf_cuda_restore(cuda);
-    kvf_status status = kvf_cuda_status(cuda, result, "asking what a device reaches");
+    kvf_status status = kvf_cuda_status(device, result, "asking what a device reaches");
     if (!status && !can)
         status =
             kvf_fail(KVF_E_UNSUPPORTED, "CUDA device %u cannot reach the memory of device %u", device, other);
@@ -325,7 +327,7 @@ kvf_status kvf_cuda_let_reach(uint32_t device, uint32_t other) {
         return status;
     const CUresult result = cuda->cuCtxEnablePeerAccess(there, 0);
     kvf_cuda_leave(cuda);
-    return kvf_cuda_status(cuda, result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED ? 0 : result,
+    return kvf_cuda_status(device, result == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED ? 0 : result,
                            "letting a device reach another");
 }
 
@@ -347,7 +349,7 @@ static kvf_status find_place(const kvf_cuda *cuda, uint32_t device, CUdeviceptr 
                         ordinal, device);
     if (!result)
         result = cuda->cuMemGetAddressRange_v2(&out->base, &found, address);
-    if (kvf_cuda_status(cuda, result, "asking whose memory an address is") == KVF_E_NOMEM)
+    if (kvf_cuda_status(device, result, "asking whose memory an address is") == KVF_E_NOMEM)
         return KVF_E_NOMEM; /* this says nothing about the address */
     if (result)
         return kvf_fail(KVF_E_INVALID,
@@ -420,13 +422,16 @@ bool kvf_cuda_stays(CUresult result) {
     }
 }
 
-kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing) {
+kvf_status kvf_cuda_status(uint32_t device, CUresult result, const char *doing) {
     const char *name = NULL, *text = NULL;
+    char where[32] = "";
     if (result == 0)
         return KVF_OK;
-    if (cuda->cuGetErrorName(result, &name) != 0 || cuda->cuGetErrorString(result, &text) != 0 || !name ||
+    if (device < KVF_CUDA_DEVICES_MAX)
+        (void)snprintf(where, sizeof where, "CUDA device %u: ", device);
+    if (driver.cuGetErrorName(result, &name) != 0 || driver.cuGetErrorString(result, &text) != 0 || !name ||
         !text)
-        return kvf_fail(meaning(result), "%s: error %d of the CUDA driver", doing, result);
-    return kvf_fail(meaning(result), "%s: %s (%s)%s", doing, name, text,
+        return kvf_fail(meaning(result), "%s%s: error %d of the CUDA driver", where, doing, result);
+    return kvf_fail(meaning(result), "%s%s: %s (%s)%s", where, doing, name, text,
                     kvf_cuda_stays(result) ? "; this process cannot use the device any more" : "");
 }

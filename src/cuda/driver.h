@@ -316,14 +316,15 @@ typedef struct kvf_cuda_place {
 kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t bytes, kvf_cuda_place *out);
 
 /**
- * Translates a result of the driver; the error detail has its name and sentence: "copying: CUDA_ERROR_ILLEGAL_ADDRESS
- * (an illegal memory access was encountered)".
+ * Translates a result of the driver; the error detail has its name and sentence: "CUDA device 1: copying:
+ * CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered)".
  *
+ * @param device  which it is about; KVF_CUDA_DEVICES_MAX: no certain one
  * @return KVF_OK, KVF_E_NOMEM, KVF_E_PERMISSION, KVF_E_UNSUPPORTED, or KVF_E_IO: the device may then be unusable for
  *         this process, which the detail says if it is known. CUDA_ERROR_NOT_READY is KVF_E_IO, too: callers that ask
  *         whether something is over see to it before
  */
-kvf_status kvf_cuda_status(const kvf_cuda *cuda, CUresult result, const char *doing);
+kvf_status kvf_cuda_status(uint32_t device, CUresult result, const char *doing);
 
 /** Whether, after this result, every call that uses the context fails with it until the process ends. */
 bool kvf_cuda_stays(CUresult result);

@@ -36,9 +36,10 @@ static kvf_status make(kvf_hasher *hasher, const kvf_cuda *cuda) {
     kvf_status status = kvf_device_code_load(cuda, hasher->device, &hasher->module);
     if (status)
         return status;
-    status = kvf_device_kernel(cuda, hasher->module, "kvf_hash_cells", &hasher->kernels[0]);
+    status = kvf_device_kernel(cuda, hasher->device, hasher->module, "kvf_hash_cells", &hasher->kernels[0]);
     if (!status)
-        status = kvf_device_kernel(cuda, hasher->module, "kvf_hash_converted_cells", &hasher->kernels[1]);
+        status = kvf_device_kernel(cuda, hasher->device, hasher->module, "kvf_hash_converted_cells",
+                                   &hasher->kernels[1]);
     if (status)
         return status;
     CUresult result = kvf_cuda_least_stream(cuda, &hasher->stream);
@@ -49,7 +50,7 @@ static kvf_status make(kvf_hasher *hasher, const kvf_cuda *cuda) {
     hasher->host = host;
     if (!result)
         result = cuda->cuMemAlloc_v2(&hasher->there, sizeof *hasher->host);
-    return kvf_cuda_status(cuda, result, "making room for checksums");
+    return kvf_cuda_status(hasher->device, result, "making room for checksums");
 }
 
 /* Frees everything made so far; the device must be entered. */
@@ -167,7 +168,7 @@ kvf_status kvf_hasher_start(kvf_hasher *hasher) {
     kvf_status status = kvf_cuda_enter(hasher->device, &cuda);
     if (status)
         return status;
-    status = kvf_cuda_status(cuda, put(hasher, cuda), "starting checksums");
+    status = kvf_cuda_status(hasher->device, put(hasher, cuda), "starting checksums");
     kvf_cuda_leave(cuda);
     hasher->started = !status;
     return status;

@@ -7,14 +7,14 @@ struct kvf_cuda_moment {
 };
 
 /* Waiting for an event that belongs to a graph would make our stream a part of the graph, and never see it happen. */
-static kvf_status check_not_captured(const kvf_cuda *cuda, CUevent event) {
+static kvf_status check_not_captured(const kvf_cuda *cuda, uint32_t device, CUevent event) {
     const CUresult result = cuda->cuEventQuery(event);
     if (result == CUDA_ERROR_CAPTURED_EVENT)
         return kvf_fail(
             KVF_E_INVALID,
             "the event was recorded in a stream while a CUDA graph was captured from it; give one "
             "that is recorded after the graph is launched");
-    return result == CUDA_ERROR_NOT_READY ? KVF_OK : kvf_cuda_status(cuda, result, "waiting for an event");
+    return result == CUDA_ERROR_NOT_READY ? KVF_OK : kvf_cuda_status(device, result, "waiting for an event");
 }
 
 static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent event) {
@@ -25,7 +25,7 @@ static kvf_status follow(const kvf_cuda *cuda, kvf_cuda_moment *moment, CUevent 
         result = cuda->cuStreamWaitEvent(moment->stream, event, 0);
     if (!result)
         result = cuda->cuEventRecord(moment->event, moment->stream);
-    return kvf_cuda_status(cuda, result, "waiting for an event");
+    return kvf_cuda_status(moment->device, result, "waiting for an event");
 }
 
 /* The driver keeps what is still under way. */
@@ -44,7 +44,7 @@ kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment 
     kvf_status status = moment ? kvf_cuda_enter(device, &cuda) : kvf_nomem("an event");
     if (!status) {
         moment->device = device;
-        status = check_not_captured(cuda, event);
+        status = check_not_captured(cuda, device, event);
         if (!status)
             status = follow(cuda, moment, event);
         if (status)
@@ -66,7 +66,7 @@ kvf_status kvf_cuda_moment_status(const kvf_cuda_moment *moment) {
     const CUresult result = cuda->cuEventQuery(moment->event);
     kvf_cuda_leave(cuda);
     return result == CUDA_ERROR_NOT_READY ? KVF_IN_PROGRESS
-                                          : kvf_cuda_status(cuda, result, "waiting for an event");
+                                          : kvf_cuda_status(moment->device, result, "waiting for an event");
 }
 
 void kvf_cuda_moment_drop(kvf_cuda_moment *moment) {

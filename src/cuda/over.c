@@ -36,7 +36,7 @@ kvf_status kvf_cuda_over(uint32_t device, CUevent event, const char *doing) {
     const bool over = result == 0 || has_ended(cuda, result);
     if (entered)
         kvf_cuda_leave(cuda);
-    return over ? kvf_cuda_status(cuda, result, doing) : KVF_IN_PROGRESS;
+    return over ? kvf_cuda_status(device, result, doing) : KVF_IN_PROGRESS;
 }
 
 bool kvf_cuda_is_lost(uint32_t device) {

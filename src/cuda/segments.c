@@ -51,7 +51,7 @@ static int sharing_of(const CUmemAllocationProp *properties) {
                                                             : types & CU_MEM_HANDLE_TYPE_FABRIC;
 }
 
-static kvf_status check_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t *bytes) {
+static kvf_status check_segment(const kvf_cuda *cuda, uint32_t device, CUdeviceptr at, uint64_t *bytes) {
     CUmemGenericAllocationHandle handle = 0;
     CUmemAllocationProp found = {0};
     CUdeviceptr base = 0;
@@ -63,7 +63,7 @@ static kvf_status check_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t *
     }
     *bytes = size;
     if (result)
-        return kvf_cuda_status(cuda, result, "asking how memory was created");
+        return kvf_cuda_status(device, result, "asking how memory was created");
     if (!sharing_of(&found))
         return kvf_fail(
             KVF_E_UNSUPPORTED,
@@ -85,7 +85,7 @@ kvf_status kvf_segments_check(uint32_t device, const kvf_cuda_place *place) {
     if (status)
         return status;
     for (uint64_t at = 0; at < place->bytes && !status; at += bytes)
-        status = check_segment(cuda, place->base + at, &bytes);
+        status = check_segment(cuda, device, place->base + at, &bytes);
     kvf_cuda_leave(cuda);
     return status;
 }
@@ -101,8 +101,8 @@ static CUresult export_handle(const kvf_cuda *cuda, CUmemGenericAllocationHandle
         type == CU_MEM_HANDLE_TYPE_FABRIC ? (void *)&out->fabric : (void *)&out->fd, handle, type, 0);
 }
 
-static kvf_status export_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t most, uint64_t *bytes,
-                                 kvf_segment_handle *out) {
+static kvf_status export_segment(const kvf_cuda *cuda, uint32_t device, CUdeviceptr at, uint64_t most,
+                                 uint64_t *bytes, kvf_segment_handle *out) {
     CUmemGenericAllocationHandle handle = 0;
     CUdeviceptr base = 0;
     size_t size = 0;
@@ -121,7 +121,7 @@ static kvf_status export_segment(const kvf_cuda *cuda, CUdeviceptr at, uint64_t 
     if (!result)
         return KVF_OK;
     out->fd = -1;
-    return kvf_cuda_status(cuda, result, "exporting memory of cuMemCreate()");
+    return kvf_cuda_status(device, result, "exporting memory of cuMemCreate()");
 }
 
 kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, uint64_t *bytes,
@@ -131,7 +131,7 @@ kvf_status kvf_segment_export(uint32_t device, CUdeviceptr at, uint64_t most, ui
     kvf_status status = kvf_cuda_enter(device, &cuda);
     if (status)
         return status;
-    status = export_segment(cuda, at, most, bytes, out);
+    status = export_segment(cuda, device, at, most, bytes, out);
     kvf_cuda_leave(cuda);
     return status;
 }
@@ -164,15 +164,18 @@ static kvf_status create_at(const kvf_cuda *cuda, CUdeviceptr at, uint64_t bytes
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = create(cuda, bytes, properties, &handle);
     if (result)
-        return kvf_cuda_status(cuda, result, "creating memory of a device that can be exported");
+        return kvf_cuda_status((uint32_t)access.location.id, result,
+                               "creating memory of a device that can be exported");
     result = cuda->cuMemMap(at, bytes, 0, handle, 0);
     (void)cuda->cuMemRelease(handle); /* the mapping keeps the memory */
     if (result)
-        return kvf_cuda_status(cuda, result, "mapping memory of a device that can be exported");
+        return kvf_cuda_status((uint32_t)access.location.id, result,
+                               "mapping memory of a device that can be exported");
     result = cuda->cuMemSetAccess(at, bytes, &access, 1);
     if (result)
         (void)cuda->cuMemUnmap(at, bytes);
-    return kvf_cuda_status(cuda, result, "giving a device access to memory that can be exported");
+    return kvf_cuda_status((uint32_t)access.location.id, result,
+                           "giving a device access to memory that can be exported");
 }
 
 /* Computes the size of the segment that holds these bytes: the driver takes only multiples of a number of its own. */
@@ -182,7 +185,8 @@ static kvf_status round_up(const kvf_cuda *cuda, uint64_t bytes, const CUmemAllo
     const CUresult result =
         cuda->cuMemGetAllocationGranularity(&multiple, properties, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
     if (result)
-        return kvf_cuda_status(cuda, result, "asking which sizes memory that can be exported may have");
+        return kvf_cuda_status((uint32_t)properties->location.id, result,
+                               "asking which sizes memory that can be exported may have");
     if (!kvf_add(bytes, multiple - 1, out))
         return kvf_fail(KVF_E_NOMEM, "%llu bytes of a device are more than there can be",
                         (unsigned long long)bytes);
@@ -199,7 +203,7 @@ static kvf_status allocate(const kvf_cuda *cuda, uint32_t device, uint64_t bytes
                                                 serves_network_cards(cuda, device)};
     kvf_status status = round_up(cuda, bytes, &properties, all_bytes);
     if (!status)
-        status = kvf_cuda_status(cuda, cuda->cuMemAddressReserve(out, *all_bytes, 0, 0, 0),
+        status = kvf_cuda_status(device, cuda->cuMemAddressReserve(out, *all_bytes, 0, 0, 0),
                                  "reserving addresses for memory of a device");
     if (status)
         return status;
@@ -248,7 +252,7 @@ static kvf_status check_size(const kvf_cuda *cuda, uint32_t device, uint64_t byt
     if (device < cuda->device_count && !(result = cuda->cuDeviceGet(&handle, (int)device)))
         result = cuda->cuDeviceTotalMem_v2(&all, handle);
     if (result)
-        return kvf_cuda_status(cuda, result, "asking for a device's memory");
+        return kvf_cuda_status(device, result, "asking for a device's memory");
     if (bytes > all)
         return kvf_fail(KVF_E_PARSE, "memory of %llu bytes on a device; allowed: up to %zu",
                         (unsigned long long)bytes, all);
@@ -265,7 +269,8 @@ static kvf_status reserve(const kvf_cuda *cuda, uint32_t device, kvf_mapping *ma
             "%llu bytes of addresses for memory of peers, beside what is mapped; allowed: %llu in all",
             (unsigned long long)mapping->bytes, (unsigned long long)KVF_MAPPINGS_BYTES);
     if (!status)
-        status = kvf_cuda_status(cuda, cuda->cuMemAddressReserve(&mapping->base, mapping->bytes, 0, 0, 0),
+        status = kvf_cuda_status(mapping->reader,
+                                 cuda->cuMemAddressReserve(&mapping->base, mapping->bytes, 0, 0, 0),
                                  "reserving addresses");
     if (status)
         (void)atomic_fetch_sub(&reserved, mapping->bytes);
@@ -306,14 +311,14 @@ static kvf_status import(const kvf_cuda *cuda, kvf_mapping *mapping, const kvf_s
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = import_handle(cuda, given, &handle);
     if (result) {
-        (void)kvf_cuda_status(cuda, result, "importing a segment");
+        (void)kvf_cuda_status(mapping->reader, result, "importing a segment");
         return kvf_fail_in(KVF_E_UNSUPPORTED, "this process may not map it: ");
     }
     result = cuda->cuMemMap(mapping->base + mapping->mapped, bytes, 0, handle, 0);
     (void)cuda->cuMemRelease(handle);
     if (!result)
         return KVF_OK;
-    (void)kvf_cuda_status(cuda, result, "mapping a segment");
+    (void)kvf_cuda_status(mapping->reader, result, "mapping a segment");
     return kvf_fail_in(KVF_E_UNSUPPORTED, "a segment of %llu bytes: ", (unsigned long long)bytes);
 }
 
@@ -355,7 +360,7 @@ kvf_status kvf_mapping_allow(const kvf_mapping *mapping, const uint32_t *devices
     kvf_cuda_leave(cuda);
     if (!result)
         return KVF_OK;
-    (void)kvf_cuda_status(cuda, result, "cuMemSetAccess()");
+    (void)kvf_cuda_status(mapping->reader, result, "cuMemSetAccess()");
     return kvf_fail_in(KVF_E_UNSUPPORTED, "the devices may not read it: ");
 }
 

@@ -40,7 +40,7 @@ static kvf_status allocate_page(uint32_t device, void **page) {
     if (status)
         return status;
     status = kvf_cuda_status(
-        cuda, cuda->cuMemHostAlloc(page, PAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
+        device, cuda->cuMemHostAlloc(page, PAGE_BYTES, CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP),
         "allocating words that streams wait for");
     kvf_cuda_leave(cuda);
     return status;
@@ -218,14 +218,14 @@ void kvf_cuda_guard_stop(void) {
 /* ---- streams ------------------------------------------------------------------------------------ */
 
 /* In a graph, each launch would wait for the number of a request that is long over. */
-static kvf_status check_not_capturing(const kvf_cuda *cuda, CUstream stream) {
+static kvf_status check_not_capturing(const kvf_cuda *cuda, uint32_t device, CUstream stream) {
     int capture = 0;
     const CUresult result = cuda->cuStreamIsCapturing(stream, &capture);
     if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT || (!result && capture))
         return kvf_fail(KVF_E_INVALID,
                         "a CUDA graph is being captured from %s; let it wait before the graph is launched",
                         result ? "a stream that the default stream waits for" : "the stream");
-    return kvf_cuda_status(cuda, result, "looking at a stream");
+    return kvf_cuda_status(device, result, "looking at a stream");
 }
 
 /* Network cards may write a device's memory past its caches: where the device can, the stream flushes such writes. */
@@ -243,9 +243,9 @@ kvf_status kvf_cuda_mark_await(const kvf_cuda_mark *mark, uint32_t device, CUstr
     kvf_status status = kvf_cuda_enter(device, &cuda);
     if (status)
         return status;
-    status = check_not_capturing(cuda, stream);
+    status = check_not_capturing(cuda, device, stream);
     if (!status)
-        status = kvf_cuda_status(cuda,
+        status = kvf_cuda_status(device,
                                  cuda->cuStreamWaitValue32_v2(stream, (CUdeviceptr)(uintptr_t)mark->shown,
                                                               mark->value, flags_on(cuda, device)),
                                  "letting a stream wait");

@@ -58,20 +58,20 @@ static const kvf_cuda *enter(void) {
 static void put(const kvf_memory *region, uint64_t offset, const unsigned char *seen, uint64_t bytes) {
     const kvf_cuda *cuda = enter();
     const CUdeviceptr to = (uintptr_t)region->address + offset;
-    must(kvf_cuda_status(cuda, cuda->cuMemcpyHtoDAsync_v2(to, seen, bytes, stream), "filling"));
+    must(kvf_cuda_status(used, cuda->cuMemcpyHtoDAsync_v2(to, seen, bytes, stream), "filling"));
     kvf_cuda_leave(cuda);
 }
 
 static void get(const kvf_memory *region, unsigned char *seen) {
     const kvf_cuda *cuda = enter();
     const CUdeviceptr from = (uintptr_t)region->address;
-    must(kvf_cuda_status(cuda, cuda->cuMemcpyDtoHAsync_v2(seen, from, region->bytes, stream), "looking"));
+    must(kvf_cuda_status(used, cuda->cuMemcpyDtoHAsync_v2(seen, from, region->bytes, stream), "looking"));
     kvf_cuda_leave(cuda);
 }
 
 static void settle(void) {
     const kvf_cuda *cuda = enter();
-    must(kvf_cuda_status(cuda, cuda->cuStreamSynchronize(stream), "copying"));
+    must(kvf_cuda_status(used, cuda->cuStreamSynchronize(stream), "copying"));
     kvf_cuda_leave(cuda);
 }
 
@@ -88,7 +88,7 @@ static kvf_status make_copy(const kvf_cuda *cuda, uint64_t bytes, unsigned char 
     if (!result && !stream)
         result = cuda->cuStreamCreateWithPriority(&stream, CU_STREAM_NON_BLOCKING, 0);
     *out = made;
-    return kvf_cuda_status(cuda, result, "making a copy");
+    return kvf_cuda_status(used, result, "making a copy");
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
@@ -109,7 +109,7 @@ kvf_status worker_devices_memory(uint32_t device, uint64_t bytes, kvf_memory *ou
     status = kvf_cuda_enter(used, &cuda);
     if (status)
         return status;
-    status = kvf_cuda_status(cuda, cuda->cuMemAlloc_v2(&address, bytes), "allocating");
+    status = kvf_cuda_status(used, cuda->cuMemAlloc_v2(&address, bytes), "allocating");
     if (!status && is_real)
         status = make_copy(cuda, bytes, seen);
     else if (!status)

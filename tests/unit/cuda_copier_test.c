@@ -671,10 +671,9 @@ static void a_place_that_is_nowhere_ends_the_job_with_a_sentence(void **unused) 
     while ((status = kvf_copy_job_poll(job)) == KVF_IN_PROGRESS)
         (void)usleep(100);
     assert_int_equal(status, KVF_E_IO);
-    assert_string_equal(
-        kvf_error_detail(),
-        "copying: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal memory access was encountered); this process "
-        "cannot use the device any more");
+    assert_string_equal(kvf_error_detail(), "CUDA device 1: copying: CUDA_ERROR_ILLEGAL_ADDRESS (an illegal "
+                                            "memory access was encountered); this process "
+                                            "cannot use the device any more");
     devices_stick(0);
     close_scene(&scene);
 }
@@ -687,8 +686,8 @@ static void a_table_that_kernels_may_not_read_ends_the_job(void **unused) {
     static const struct {
         uint64_t beside;
         const char *why;
-    } cases[] = {{2, "copying: CUDA_ERROR_MISALIGNED_ADDRESS (misaligned address); "},
-                 {4, "copying: CUDA_ERROR_ILLEGAL_ADDRESS ("}};
+    } cases[] = {{2, "CUDA device 1: copying: CUDA_ERROR_MISALIGNED_ADDRESS (misaligned address); "},
+                 {4, "CUDA device 1: copying: CUDA_ERROR_ILLEGAL_ADDRESS ("}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_scene scene = open_scene(NULL);
         const kvf_box one = pages_of(scene.one);
@@ -730,7 +729,8 @@ static void a_job_that_is_taken_in_part_fails_when_that_part_is_over(void **unus
     assert_int_equal(kvf_copier_begin(scene.copier, &other), KVF_E_AGAIN);
     devices_hasten();
     assert_int_equal(kvf_copy_job_poll(job), KVF_E_NOMEM);
-    assert_string_equal(kvf_error_detail(), "starting a copy: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
+    assert_string_equal(kvf_error_detail(),
+                        "CUDA device 1: starting a copy: CUDA_ERROR_OUT_OF_MEMORY (out of memory)");
     job = begin(&scene, &from, &to);
     devices_fail("cuEventRecord", CUDA_ERROR_OUT_OF_MEMORY, 1); /* the library waits for the work */
     assert_int_equal(kvf_copy_job_start(job, NULL), KVF_E_NOMEM);
@@ -901,8 +901,8 @@ static void pinned_memory_that_devices_find_nowhere_is_unsupported_and_not_pinne
     assert_int_equal(setenv("FAKE_CUDA_ALIASED", "1", 1), 0);
     devices_fail("cuMemHostGetDevicePointer_v2", CUDA_ERROR_INVALID_VALUE, 1);
     assert_int_equal(kvf_copier_pin(scene.copier, more, 4096, &address), KVF_E_UNSUPPORTED);
-    assert_non_null(
-        strstr(kvf_error_detail(), "pinned memory of the host: asking where a device finds it: "));
+    assert_non_null(strstr(kvf_error_detail(),
+                           "pinned memory of the host: CUDA device 1: asking where a device finds it: "));
     assert_int_equal(devices_left(), left);
     assert_int_equal(kvf_copier_pin(scene.copier, more, 4096, &address), KVF_OK);
     assert_true(address != (uint64_t)(uintptr_t)more);

@@ -92,7 +92,7 @@ static void segments_with_fabric_handles_are_read(void **state) {
     assert_int_equal(setenv("FAKE_CUDA_NO_CHANNEL", "1", 1), 0);
     assert_ok(scene_connect(scene));
     assert_int_equal(scene_pull(scene, detail), KVF_E_UNSUPPORTED);
-    if (!strstr(detail, "region 0: this process may not map it: importing a segment"))
+    if (!strstr(detail, "region 0: this process may not map it: CUDA device "))
         fail_msg("%s", detail);
     assert_int_equal(unsetenv("FAKE_CUDA_NO_CHANNEL"), 0);
     scene_close(scene, false);
@@ -497,8 +497,8 @@ static void a_segment_that_the_driver_refuses_is_named_and_nothing_stays(void **
     static const struct {
         const char *function, *word;
     } refusals[] = {
-        {"cuMemAddressReserve", "region 0: reserving addresses"},
-        {"cuMemImportFromShareableHandle", "region 0: this process may not map it: importing a segment"},
+        {"cuMemAddressReserve", "reserving addresses"},
+        {"cuMemImportFromShareableHandle", "region 0: this process may not map it: CUDA device "},
         {"cuMemMap", "mapping a segment"},
         {"cuMemSetAccess", "the devices may not read it"},
     };
@@ -725,7 +725,7 @@ static void an_owner_that_sends_other_segments_gets_nothing_mapped(void **state)
     bad = good;
     bad.has_fabric = 1;
     answer(scene, &bad, sizeof bad, segment_fd, senseless, NULL); /* two ways at once */
-    answer(scene, &bad, sizeof bad, -1, NULL, "this process may not map it: importing a segment");
+    answer(scene, &bad, sizeof bad, -1, NULL, "this process may not map it: CUDA device ");
     bad = good;
     bad.header.count = KVF_E_IO;
     memset(bad.reason, 'x', sizeof bad.reason);
@@ -737,9 +737,9 @@ static void an_owner_that_sends_other_segments_gets_nothing_mapped(void **state)
     bad.bytes = UINT64_MAX;
     answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment has 18446744073709551615 bytes");
     bad.bytes = 2 * SEGMENT; /* than there is behind the descriptor */
-    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment of 131072 bytes: mapping a segment");
+    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment of 131072 bytes: CUDA device ");
     bad.bytes = 100;
-    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment of 100 bytes: mapping a segment");
+    answer(scene, &bad, sizeof bad, segment_fd, NULL, "a segment of 100 bytes: CUDA device ");
     /* Messages that bring no descriptor when all is well do not leave one open either. */
     const kvf_cuda_segment odd[] = {{.header = {CUDA_WRITTEN, KVF_OK}},
                                     {.header = {CUDA_REFUSED, CUDA_REFUSED_KEY}}};

@@ -143,8 +143,7 @@ static void a_handle_that_is_refused_is_named(void **state) {
     assert_ok(scene_connect(scene));
     for (uint32_t i = 0; i < 2; i++) {
         assert_int_equal(scene_pull(scene, detail), KVF_E_UNSUPPORTED);
-        assert_non_null(
-            strstr(detail, "region 0 is freed, or this process may not map it: opening a handle: "));
+        assert_non_null(strstr(detail, "region 0 is freed, or this process may not map it: CUDA device "));
     }
     assert_int_equal(devices_left(), left);
     devices_fail("", 0, 0);
@@ -229,8 +228,8 @@ static void a_device_that_is_neither_seen_nor_reached_is_read_by_nobody(void **s
     static const struct {
         unsigned where;
         const char *why;
-    } cases[] = {{0, "region 0 is freed, or this process may not map it: opening a handle"},
-                 {THEIRS_IN_SEGMENTS, "region 0: the devices may not read it: cuMemSetAccess()"}};
+    } cases[] = {{0, "region 0 is freed, or this process may not map it: CUDA device "},
+                 {THEIRS_IN_SEGMENTS, "region 0: the devices may not read it: CUDA device "}};
     char detail[512];
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         test_scene *scene = scene_open_with("cuda", NULL, cases[i].where | THEIRS_UNSEEN);

@@ -288,7 +288,7 @@ static kvf_status get_handle(uint32_t device, CUdeviceptr base, CUipcMemHandle *
     kvf_cuda_leave(cuda);
     if (!result)
         return KVF_OK;
-    (void)kvf_cuda_status(cuda, result, "getting a handle");
+    (void)kvf_cuda_status(device, result, "getting a handle");
     return kvf_fail_in(KVF_E_UNSUPPORTED,
                        "the driver cannot share this memory with other processes, as that of a memory pool "
                        "(cuMemAllocAsync()) or of another process (cuIpcOpenMemHandle()); register it as "

@@ -19,13 +19,13 @@ static kvf_status open_handle(const kvf_cuda *cuda, kvf_cuda_map *map, const kvf
     size_t bytes = 0;
     CUresult result = cuda->cuIpcOpenMemHandle_v2(out, region->handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
     if (result) {
-        (void)kvf_cuda_status(cuda, result, "opening a handle");
+        (void)kvf_cuda_status(map->device, result, "opening a handle");
         return kvf_fail_in(KVF_E_UNSUPPORTED, "region %u is freed, or this process may not map it: ", i);
     }
     map->opened[map->opened_count++] = *out;
     result = cuda->cuMemGetAddressRange_v2(&base, &bytes, *out);
     if (result)
-        return kvf_cuda_status(cuda, result, "asking what a handle has opened");
+        return kvf_cuda_status(map->device, result, "asking what a handle has opened");
     bytes -= *out - base; /* it may be a block from which the allocation was cut */
     if (bytes < region->allocation_bytes)
         return kvf_fail(KVF_E_PARSE, "region %u: its allocation has %llu bytes in the card and %zu here", i,
