@@ -93,7 +93,7 @@ if(NOT KVF_CORE_ONLY)
     set_property(TEST checksum_device_test PROPERTY SKIP_RETURN_CODE 77)
   endif()
   foreach(name agent_arrival_device_test agent_device_checksums_test agent_device_events_test agent_device_processes_test
-               agent_device_test cuda_copier_test
+               agent_device_test cuda_copier_test cuda_failures_test
                cuda_long_runs_test device_info_test postprocess_device_test
                stage_arenas_test stage_device_blocks_test stage_device_test transport_conformance_test
                transport_cuda_blocks_test transport_cuda_hostile_test transport_cuda_nests_test

@@ -349,12 +349,12 @@ static kvf_status find_place(const kvf_cuda *cuda, uint32_t device, CUdeviceptr 
                         ordinal, device);
     if (!result)
         result = cuda->cuMemGetAddressRange_v2(&out->base, &found, address);
-    if (kvf_cuda_status(device, result, "asking whose memory an address is") == KVF_E_NOMEM)
-        return KVF_E_NOMEM; /* this says nothing about the address */
-    if (result)
+    if (kvf_cuda_is_unknown(result))
         return kvf_fail(KVF_E_INVALID,
                         "address 0x%llx is not memory of CUDA device %u, or it was freed (error %d)", at,
                         device, result);
+    if (result) /* this says nothing about the address */
+        return kvf_cuda_status(device, result, "asking whose memory an address is");
     out->bytes = found;
     out->offset = address - out->base;
     out->segments = 0;
@@ -373,6 +373,10 @@ kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t byte
     status = find_place(cuda, device, address, bytes, out);
     kvf_cuda_leave(cuda);
     return status;
+}
+
+bool kvf_cuda_is_unknown(CUresult result) {
+    return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_NOT_FOUND;
 }
 
 /* ---- failures ----------------------------------------------------------------------------------- */

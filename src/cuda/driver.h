@@ -80,6 +80,7 @@ enum {
     CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222, /* newer than the driver */
     CUDA_ERROR_JIT_COMPILATION_DISABLED = 223,
     CUDA_ERROR_CONTAINED = 226,
+    CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600, /* of a stream or an event: not finished */
     CUDA_ERROR_ILLEGAL_ADDRESS = 700,
     CUDA_ERROR_LAUNCH_TIMEOUT = 702,
@@ -311,9 +312,12 @@ typedef struct kvf_cuda_place {
  * @param device  the device whose memory it must be
  * @param bytes   how many bytes from the address on must be in the allocation
  * @return KVF_OK, KVF_E_INVALID (freed or never allocated, the host's, another device's, or not that many bytes; the
- *         detail says which), KVF_E_NOMEM (of the driver), and the results of kvf_cuda_enter()
+ *         detail says which), and the results of kvf_cuda_enter() and kvf_cuda_status()
  */
 kvf_status kvf_cuda_place_of(uint32_t device, CUdeviceptr address, uint64_t bytes, kvf_cuda_place *out);
+
+/** Whether the driver, asked about an address, says that it has no such memory there. */
+bool kvf_cuda_is_unknown(CUresult result);
 
 /**
  * Translates a result of the driver; the error detail has its name and sentence: "CUDA device 1: copying:

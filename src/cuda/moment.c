@@ -1,5 +1,7 @@
 #include "cuda/moment.h"
 
+#include "cuda/over.h"
+
 struct kvf_cuda_moment {
     uint32_t device;
     CUstream stream;
@@ -59,14 +61,7 @@ kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment 
 }
 
 kvf_status kvf_cuda_moment_status(const kvf_cuda_moment *moment) {
-    const kvf_cuda *cuda;
-    kvf_status status = kvf_cuda_enter(moment->device, &cuda);
-    if (status)
-        return status;
-    const CUresult result = cuda->cuEventQuery(moment->event);
-    kvf_cuda_leave(cuda);
-    return result == CUDA_ERROR_NOT_READY ? KVF_IN_PROGRESS
-                                          : kvf_cuda_status(moment->device, result, "waiting for an event");
+    return kvf_cuda_over(moment->device, moment->event, "waiting for an event");
 }
 
 void kvf_cuda_moment_drop(kvf_cuda_moment *moment) {

@@ -26,7 +26,7 @@ typedef struct kvf_cuda_moment kvf_cuda_moment;
  */
 kvf_status kvf_cuda_moment_take(uint32_t device, CUevent event, kvf_cuda_moment **out);
 
-/** @return KVF_OK (it has come), KVF_IN_PROGRESS, KVF_E_IO (the device is unusable; the detail says why) */
+/** @return KVF_OK (it has come), KVF_IN_PROGRESS, KVF_E_IO (the device is unusable), as kvf_cuda_over() */
 kvf_status kvf_cuda_moment_status(const kvf_cuda_moment *moment);
 
 /** Frees a moment, whether it has come or not; NULL is accepted. */

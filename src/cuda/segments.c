@@ -107,6 +107,8 @@ static kvf_status export_segment(const kvf_cuda *cuda, uint32_t device, CUdevice
     CUdeviceptr base = 0;
     size_t size = 0;
     CUresult result = hold(cuda, at, &base, &size, &handle);
+    if (result && !kvf_cuda_is_unknown(result))
+        return kvf_cuda_status(device, result, "exporting memory of cuMemCreate()");
     if (result || base != at || size > most) {
         if (!result)
             (void)cuda->cuMemRelease(handle);

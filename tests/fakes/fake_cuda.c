@@ -36,6 +36,9 @@ static bool made[KVF_CUDA_DEVICES_MAX]; /* the device's context, which then stay
 static char failing[64];
 static int failing_result;
 static unsigned failing_times;
+static unsigned countdown; /* to the call that fails, whatever it calls; 0: none does */
+static int countdown_result;
+static char failed[64];
 
 /* ---- what tests set ------------------------------------------------------------------------------ */
 
@@ -43,6 +46,16 @@ void fake_cuda_fail(const char *function, int result, unsigned times) {
     (void)snprintf(failing, sizeof failing, "%s", function);
     failing_result = result;
     failing_times = times;
+}
+
+void fake_cuda_fail_nth(unsigned number, int result) {
+    countdown = number;
+    countdown_result = result;
+    failed[0] = '\0';
+}
+
+const char *fake_cuda_failed(void) {
+    return failed;
 }
 
 void fake_cuda_delay(uint64_t ns) {
@@ -66,12 +79,25 @@ void fake_cuda_stick(int result) {
     fake.stuck = result;
 }
 
+/* What is left behind where these fail cannot be taken back. */
+static bool ends_something(const char *function) {
+    static const char *const parts[] = {"Free",    "Destroy", "Unregister",  "Unload",     "Unmap",
+                                        "Release", "Close",   "Synchronize", "PushCurrent"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        if (strstr(function, parts[i]))
+            return true;
+    return false;
+}
+
 CUresult fake_told(const char *function) {
     if (failing_times > 0 && strcmp(failing, function) == 0) {
         failing_times--;
         return failing_result;
     }
-    return 0;
+    if (countdown == 0 || ends_something(function) || --countdown > 0)
+        return 0;
+    (void)snprintf(failed, sizeof failed, "%s", function);
+    return countdown_result;
 }
 
 /* ---- devices and contexts ----------------------------------------------------------------------- */
@@ -149,6 +175,9 @@ CUresult cuDeviceGetCount(int *count) {
 }
 
 CUresult cuDeviceGet(CUdevice *device, int number) {
+    const CUresult told = fake_told(__func__);
+    if (told)
+        return told;
     *device = number;
     return !fake.started ? CUDA_ERROR_NOT_INITIALIZED : fake_of_machine(number) >= 0 ? 0 : INVALID_DEVICE;
 }
@@ -176,7 +205,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
                  ? fake_number("FAKE_CUDA_RDMA", 1)
              : attribute == CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED ? fake_number("FAKE_CUDA_DMA_BUF", 1)
                                                                   : 0;
-    return 0;
+    return fake_told(__func__);
 }
 
 CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
@@ -204,9 +233,10 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
-    contexts[device].device = device;
-    *context = &contexts[device];
     const CUresult told = fake_told(__func__);
+    contexts[device].device = device;
+    if (!told)
+        *context = &contexts[device];
     made[device] = made[device] || !told;
     return told ? told : fake_unsafe();
 }

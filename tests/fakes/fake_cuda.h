@@ -13,6 +13,13 @@
 /** The next `times` calls of a function return this result and do nothing. */
 FAKE_API void fake_cuda_fail(const char *function, int result, unsigned times);
 
+/** The call by this process that comes after number - 1 others returns this result and does nothing; 0: none does. Calls
+ * that take something back, and those before that, are not counted: their callers could only leave it. */
+FAKE_API void fake_cuda_fail_nth(unsigned number, int result);
+
+/** The name of the function that did so; "": none has been called so late. */
+FAKE_API const char *fake_cuda_failed(void);
+
 /** Actions that are put on a stream from now on run at least `ns` later. */
 FAKE_API void fake_cuda_delay(uint64_t ns);
 

@@ -774,6 +774,27 @@ static void a_job_of_which_the_driver_says_nothing_is_in_progress(void **unused)
     close_scene(&scene);
 }
 
+static void a_moment_of_which_the_driver_says_nothing_is_still_to_come(void **unused) {
+    (void)unused;
+    DEVICES_ARE_STAND_INS();
+    test_scene scene = open_scene(NULL);
+    kvf_cuda_moment *moment;
+    CUevent event;
+    assert_int_equal(scene.cuda->cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), 0);
+    assert_int_equal(kvf_cuda_moment_take(devices_number(1), event, &moment), KVF_OK);
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        devices_fail(refusals[i].function, refusals[i].result, 1);
+        const kvf_status status = kvf_cuda_moment_status(moment);
+        /* Where only the context could not be entered, the driver is asked all the same. */
+        assert_int_equal(status,
+                         strcmp(refusals[i].function, "cuEventQuery") == 0 ? KVF_IN_PROGRESS : KVF_OK);
+        assert_int_equal(kvf_cuda_moment_status(moment), KVF_OK);
+    }
+    kvf_cuda_moment_drop(moment);
+    assert_int_equal(scene.cuda->cuEventDestroy_v2(event), 0);
+    close_scene(&scene);
+}
+
 /* After some failures of the device or the driver nothing of this process runs there any more. */
 static void a_job_ends_with_its_device(void **unused) {
     (void)unused;
@@ -1116,6 +1137,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_table_that_kernels_may_not_read_ends_the_job),
         cmocka_unit_test(a_job_that_is_taken_in_part_fails_when_that_part_is_over),
         cmocka_unit_test(a_job_of_which_the_driver_says_nothing_is_in_progress),
+        cmocka_unit_test(a_moment_of_which_the_driver_says_nothing_is_still_to_come),
         cmocka_unit_test(a_job_ends_with_its_device),
         cmocka_unit_test(the_first_checksums_do_not_wait_for_the_engine),
         cmocka_unit_test(checksums_of_which_the_driver_says_nothing_are_in_progress),

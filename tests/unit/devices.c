@@ -22,6 +22,8 @@ static struct {
     void (*stick)(int result);
     void (*strict)(int strict);
     unsigned (*waiting)(void);
+    void (*fail_nth)(unsigned number, int result);
+    const char *(*failed)(void);
 } fake;
 
 /* The driver's own, which only tests call; it is found in a real driver only. */
@@ -67,7 +69,9 @@ static bool find_all(void) {
     return find(library, "fake_cuda_delay", &fake.delay) && find(library, "fake_cuda_hasten", &fake.hasten) &&
            find(library, "fake_cuda_look", &fake.look) && find(library, "fake_cuda_left", &fake.left) &&
            find(library, "fake_cuda_stick", &fake.stick) && find(library, "fake_cuda_strict", &fake.strict) &&
-           find(library, "fake_cuda_waiting", &fake.waiting);
+           find(library, "fake_cuda_waiting", &fake.waiting) &&
+           find(library, "fake_cuda_fail_nth", &fake.fail_nth) &&
+           find(library, "fake_cuda_failed", &fake.failed);
 }
 
 /* ---- calls of the driver ----------------------------------------------------------------------------- */
@@ -183,6 +187,14 @@ void devices_fail(const char *function, int result, unsigned times) {
     }
     (void)pthread_mutex_unlock(&refusal.lock);
     assert_true(i < count || times == 0);
+}
+
+void devices_fail_nth(unsigned number, int result) {
+    fake.fail_nth(number, result);
+}
+
+const char *devices_failed(void) {
+    return fake.failed();
 }
 
 /* Before any other thread calls the driver. It is not started, so that children of fork() can use it. */

@@ -105,6 +105,10 @@ uint32_t devices_copies(void);
  * devices_fail("", 0, 0). Only one function at a time is refused, and none is called meanwhile by another thread. */
 void devices_fail(const char *function, int result, unsigned times);
 
+/** With the stand-in only, see fake_cuda.h. */
+void devices_fail_nth(unsigned number, int result);
+const char *devices_failed(void);
+
 /** Of the next copies by cuMemcpyAsync(), so many are put on streams; the one after them returns this result, and is
  * not. */
 void devices_fail_copy(uint32_t good, int result);
