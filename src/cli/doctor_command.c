@@ -148,10 +148,11 @@ static void check_shared_memory(examination *all) {
     if (statvfs("/dev/shm", &files) != 0)
         return;
     uint64_t bytes = (uint64_t)files.f_bavail * files.f_frsize;
+    const bool read_only = files.f_flag & ST_RDONLY;
     check *at =
-        add(all, "/dev/shm", bytes >= MEMORY_FILES_GOOD,
+        add(all, "/dev/shm", bytes >= MEMORY_FILES_GOOD && !read_only,
             "UCX may run out of it (in a container: --shm-size); kvferry's own shared memory is not there");
-    say_found(at, "%s free", text_bytes(bytes).text);
+    say_found(at, "%s free%s", text_bytes(bytes).text, read_only ? ", read-only" : "");
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -219,8 +220,9 @@ static void check_clocks(examination *all) {
 /* The advice for a kind of transport that does not work. */
 static const char *way_to(const char *kind) {
     if (strcmp(kind, "ucx") == 0)
-        return "for RDMA and CUDA memory: install UCX 1.13 or later (Debian: libucx0; Python: libucx-cu12), "
-               "or name its libucp with --ucx-library and the setting ucx.library";
+        return "for RDMA and CUDA memory: mend what the reason names, or install UCX 1.13 or later (Debian: "
+               "libucx0; Python: libucx-cu12), or name its libucp with --ucx-library and the setting "
+               "ucx.library";
     if (strcmp(kind, "libfabric") == 0)
         return "nothing, unless this machine has network cards of EFA or Slingshot: then install libfabric "
                "1.17 or later (Debian: libfabric1), or name it with --libfabric-library and the setting "

@@ -167,11 +167,18 @@ SEEN ucs_status_t ucp_context_query(ucp_context_h context, ucp_context_attr_t *o
     return UCS_OK;
 }
 
+static ucs_status_t of_workers = UCS_OK;
+
+void fake_ucx_refuse_workers(int result) {
+    of_workers = (ucs_status_t)result;
+}
+
 SEEN ucs_status_t ucp_worker_create(ucp_context_h context, const ucp_worker_params_t *parameters,
                                     ucp_worker_h *out) {
     note(__func__);
-    *out = thing();
-    return UCS_OK;
+    if (of_workers == UCS_OK)
+        *out = thing();
+    return of_workers;
 }
 
 /* Never readable; it stays open as long as the process. */

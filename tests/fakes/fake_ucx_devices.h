@@ -14,6 +14,9 @@ __attribute__((visibility("default"))) void fake_ucx_forget(void);
 /** From now on memory of a device is registered with this result: a ucs_status_t, 0 for success. */
 __attribute__((visibility("default"))) void fake_ucx_refuse(int result);
 
+/** Workers are opened with this result from now on, likewise. */
+__attribute__((visibility("default"))) void fake_ucx_refuse_workers(int result);
+
 /** What UCX_TLS is in UCX's files from now on, at first "all", and what it is for the context that was opened last. */
 __attribute__((visibility("default"))) void fake_ucx_configure(const char *value);
 __attribute__((visibility("default"))) const char *fake_ucx_tls(void);

@@ -46,6 +46,20 @@ else
     fail "devices are in the JSON" "not JSON, or no device in it"
 fi
 
+# UCX does not start without memory files. Only root may have a /dev/shm of its own.
+if unshare -m mount -t tmpfs -o ro tmpfs /dev/shm 2>/dev/null; then
+    without_files=$(mktemp)
+    trap 'rm -f "$output" "$errors" "$without_files"' EXIT
+    cat >"$without_files" <<END
+#!/bin/sh
+exec unshare -m sh -c 'mount -t tmpfs -o ro tmpfs /dev/shm && exec "\$0" "\$@"' "$KVFERRY" "\$@"
+END
+    chmod +x "$without_files"
+    KVFERRY=$without_files succeeds "a machine whose /dev/shm is read-only is examined" \
+        '^look +/dev/shm +.* free, read-only$' doctor
+    KVFERRY=$without_files succeeds "and its transports are listed" '^shm +host +host +yes' transports
+fi
+
 ulimit -S -n 200
 succeeds "few descriptors are seen, with what to do" '^file descriptors: raise it' doctor
 finish

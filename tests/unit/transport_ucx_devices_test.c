@@ -26,6 +26,7 @@ static char library[1024]; /* the fake UCX that the build made */
 static fake_ucx_calls (*calls_of)(const char *function);
 static void (*forget)(void);
 static void (*refuse)(int result);
+static void (*refuse_workers)(int result);
 static void (*hang)(int hanging);
 static void (*give_card)(int has_card);
 static void (*configure)(const char *value);
@@ -51,6 +52,7 @@ static int prepare(void **unused) {
     find(library, "fake_ucx_calls_of", &calls_of);
     find(library, "fake_ucx_forget", &forget);
     find(library, "fake_ucx_refuse", &refuse);
+    find(library, "fake_ucx_refuse_workers", &refuse_workers);
     find(library, "fake_ucx_hang", &hang);
     find(library, "fake_ucx_give_card", &give_card);
     find(library, "fake_ucx_configure", &configure);
@@ -294,6 +296,32 @@ static void without_rdma_no_key_is_given_to_memory_that_is_withheld(void **unuse
     devices_free();
 }
 
+/* ---- a machine on which UCX does not start ------------------------------------------------------- */
+
+/* As where /dev/shm is read-only or too small. What lists the kinds that work opens "auto", too. */
+static void auto_goes_on_where_ucx_cannot_start_and_says_why(void **unused) {
+    (void)unused;
+    static const ucs_status_t refusals[] = {UCS_ERR_SHMEM_SEGMENT, UCS_ERR_NO_MEMORY, UCS_ERR_NO_RESOURCE};
+    const kvf_setting setting = {"ucx.library", library};
+    const kvf_transport_options options = {
+        .struct_size = sizeof options, .settings = &setting, .setting_count = 1};
+    for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
+        refuse_workers(refusals[i]);
+        kvf_transport *transport = open_kind("auto", "on"), *none = NULL;
+        kvf_transport_finding found = {.struct_size = sizeof found};
+        uint32_t kind = 0;
+        while (kvf_transport_find(transport, kind, &found) == KVF_OK && strcmp(found.kind, "ucx") != 0)
+            kind++;
+        assert_string_equal(found.kind, "ucx");
+        assert_false(found.works);
+        assert_non_null(strstr(found.why_not, "UCX cannot start here: UCX worker: "));
+        kvf_transport_close(transport);
+        assert_fails(kvf_transport_open("ucx", &options, &none), KVF_E_UNSUPPORTED,
+                     "ucx: UCX cannot start here: UCX worker: ");
+    }
+    refuse_workers(UCS_OK);
+}
+
 /* Where a module of the kernel lets cards reach it, the driver need not. */
 static bool has_module(void) {
     return access("/sys/module/nvidia_peermem/version", F_OK) == 0 ||
@@ -458,6 +486,7 @@ int main(void) {
         cmocka_unit_test(with_auto_memory_that_ucx_refuses_goes_packed_over_it),
         cmocka_unit_test(auto_leaves_a_devices_memory_that_goes_packed_to_others),
         cmocka_unit_test(without_rdma_no_key_is_given_to_memory_that_is_withheld),
+        cmocka_unit_test(auto_goes_on_where_ucx_cannot_start_and_says_why),
         cmocka_unit_test(memory_of_a_device_that_network_cards_do_not_reach_is_refused),
         cmocka_unit_test(a_peer_is_reached_though_its_arena_on_a_device_is_not),
         cmocka_unit_test(all_segments_of_a_region_are_registered),

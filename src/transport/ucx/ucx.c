@@ -187,8 +187,11 @@ static kvf_status open_worker(kvf_ucx_endpoint *endpoint) {
         .flags = UCP_WORKER_FLAG_IGNORE_REQUEST_LEAK,
     };
     ucs_status_t status = endpoint->ucx->ucp_worker_create(endpoint->context, &params, &endpoint->worker);
-    if (status != UCS_OK)
-        return kvf_ucx_fail(endpoint->ucx, status, "worker");
+    if (status != UCS_OK) {
+        /* The machine does not let UCX start, as where /dev/shm is too small: "auto" goes on without it. */
+        (void)kvf_ucx_fail(endpoint->ucx, status, "worker");
+        return kvf_fail_in(KVF_E_UNSUPPORTED, "UCX cannot start here: ");
+    }
     ucp_am_handler_param_t handler = {
         .field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                       UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG,
