@@ -115,21 +115,24 @@ static bool keeps_own_type(const kvf_config *config) {
 static kvf_status read_dtype(const kvf_fields *root, kvf_config *config) {
     static const char names[] = "dtype|torch_dtype";
     const char *text;
-    kvf_status status = kvf_field_text(&config->fields, names, &text);
-    if (!status && !text)
-        status = kvf_field_text(root, names, &text);
+    const kvf_fields *fields = &config->fields;
+    kvf_status status = kvf_field_text(fields, names, &text);
+    if (!status && !text) {
+        fields = root;
+        status = kvf_field_text(fields, names, &text);
+    }
     if (status)
         return status;
     config->dtype = config->family->dtype;
     if (text && kvf_dtype_by_name(text, &config->dtype))
-        return kvf_fail_in(KVF_E_INVALID, "dtype: ");
+        return kvf_fail_in(KVF_E_INVALID, "%s%s: ", fields->prefix, kvf_field_name(fields, names).text);
     if (config->dtype)
         return KVF_OK;
     bool only_attention = !keeps_own_type(config);
     if (config->options.cache_dtype && only_attention)
         return KVF_OK;
     return kvf_fail(KVF_E_INVALID, "%sdtype (or torch_dtype) is missing%s", config->fields.prefix,
-                    only_attention ? ", and no cache_dtype is given" : "");
+                    only_attention ? ", and no cache_dtype is given (of the command: --dtype)" : "");
 }
 
 /* ---- groups ---------------------------------------------------------------------------------- */

@@ -155,7 +155,8 @@ static kvf_status read_dtype(const kvf_config *config, kvf_dtype *out) {
     kvf_status status = kvf_field_text(&config->fields, names, &text);
     *out = config->family->state->dtype ? config->family->state->dtype : config->dtype;
     if (!status && text && strcmp(text, "auto") != 0 && kvf_dtype_by_name(text, out))
-        status = kvf_fail_in(KVF_E_INVALID, "%smamba_ssm_cache_dtype: ", config->fields.prefix);
+        status = kvf_fail_in(KVF_E_INVALID, "%s%s: ", config->fields.prefix,
+                             kvf_field_name(&config->fields, names).text);
     if (config->options.state_dtype)
         *out = config->options.state_dtype;
     return status;

@@ -144,7 +144,10 @@ static void sizes_of_a_state_must_fit_each_other(void **state) {
                    "conv_kernel is 1; allowed: 2 to");
     assert_refused("nemotron-3-nano-30b", "\"mamba_ssm_cache_dtype\": \"float32\"",
                    "\"mamba_ssm_cache_dtype\": \"float33\"", KVF_E_INVALID,
-                   "mamba_ssm_cache_dtype: dtype is \"float33\"; allowed: ");
+                   "mamba_ssm_cache_dtype: \"float33\" is no element type; allowed: ");
+    assert_refused("nemotron-3-nano-30b", "\"mamba_ssm_cache_dtype\": \"float32\"",
+                   "\"mamba_ssm_dtype\": \"float33\"", KVF_E_INVALID,
+                   "mamba_ssm_dtype: \"float33\" is no element type; allowed: ");
     assert_refused("qwen3-next-80b-a3b", "\"linear_num_key_heads\": 16", "\"linear_num_key_heads\": 15",
                    KVF_E_INVALID,
                    "linear_num_key_heads is 15, which does not divide linear_num_value_heads, 32");

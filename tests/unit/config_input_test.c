@@ -210,7 +210,12 @@ static void values_of_the_wrong_type_or_unknown_are_refused(void **state) {
     assert_refused("{\"text_config\": [], \"model_type\": \"llama\"}", KVF_E_INVALID,
                    "text_config is []; it must be an object");
     assert_refused("{" LLAMA ", \"dtype\": \"float17\"}", KVF_E_INVALID,
-                   "dtype: dtype is \"float17\"; allowed: ");
+                   "dtype: \"float17\" is no element type; allowed: ");
+    assert_refused("{" LLAMA ", \"torch_dtype\": \"auto\"}", KVF_E_INVALID, "torch_dtype: \"auto\" is no");
+    assert_refused("{\"text_config\": {" LLAMA ", \"torch_dtype\": \"auto\"}}", KVF_E_INVALID,
+                   "text_config.torch_dtype: \"auto\" is no");
+    assert_refused("{\"text_config\": {" LLAMA "}, \"torch_dtype\": \"auto\"}", KVF_E_INVALID,
+                   "torch_dtype: \"auto\" is no");
     assert_refused("{" LLAMA ", \"dtype\": 16}", KVF_E_INVALID, "dtype is 16; it must be a string");
     assert_refused(WINDOWED("qwen2", "2", ", \"use_sliding_window\": 1"), KVF_E_INVALID,
                    "use_sliding_window is 1; it must be true or false");
