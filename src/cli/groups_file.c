@@ -1,11 +1,11 @@
 #include "groups_file.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
+#include "files.h"
 #include "json.h"
 #include "text.h"
 #include "words.h"
@@ -240,32 +240,15 @@ static int read_model(const object *whole, kvf_model **out) {
     return result ? result : make(whole, list, count, &desc, out);
 }
 
-static char *read_file(const char *path, size_t *bytes) {
-    char *content = malloc(MAX_FILE_BYTES + 1);
-    FILE *file = content ? fopen(path, "r") : NULL;
-    errno = file ? 0 : errno;
-    *bytes = file ? fread(content, 1, MAX_FILE_BYTES + 1, file) : 0;
-    bool whole = file && !ferror(file);
-    if (!whole)
-        (void)failure("%s: %s", path, strerror(errno ? errno : EIO));
-    if (file)
-        (void)fclose(file);
-    if (whole)
-        return content;
-    free(content);
-    return NULL;
-}
-
 int groups_file_load(const char *path, kvf_model **out) {
-    size_t bytes;
-    char *content = read_file(path, &bytes);
-    if (!content)
-        return EXIT_FAILED;
+    size_t bytes = 0;
+    char *content = malloc(MAX_FILE_BYTES + 1);
     struct json_tokener *reader = json_tokener_new();
     object whole = {.path = path};
-    int result = EXIT_DONE;
-    if (bytes > MAX_FILE_BYTES || !reader)
-        result = reader ? usage_error("%s is larger than 1 MiB", path) : failure("not enough memory");
+    int result = content && reader ? file_read("groups", path, content, MAX_FILE_BYTES + 1, &bytes)
+                                   : failure("not enough memory");
+    if (!result && (bytes == 0 || bytes > MAX_FILE_BYTES))
+        result = usage_error("%s is %s; allowed: 1 byte to 1 MiB", path, bytes ? "larger" : "empty");
     if (!result) {
         json_tokener_set_flags(reader, JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8);
         whole.json = json_tokener_parse_ex(reader, content, (int)bytes);

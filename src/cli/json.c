@@ -1,12 +1,11 @@
 #include "json.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
+#include "files.h"
 #include "text.h"
 
 /* JSON is UTF-8, and the names of files and of peers are any bytes: '?' stands for those that are no character. */
@@ -82,35 +81,15 @@ struct json_object *json_shape(const engine_shape *shape, const kvf_engine *engi
     return out;
 }
 
-int json_check_file(const char *file) {
-    struct stat about;
-    /* A pipe whose writer comes and goes is over for its reader, and the JSON would wait for another one. */
-    if (strcmp(file, "-") == 0 || (stat(file, &about) == 0 && S_ISFIFO(about.st_mode)))
-        return EXIT_DONE;
-    FILE *out = fopen(file, "wx");
-    const bool made = out != NULL; /* it was not there: a command that fails does not leave it, empty */
-    if (!made)
-        out = fopen(file, "a");
-    if (!out || fclose(out) != 0 || (made && remove(file) != 0))
-        return failure("%s: %s", file, strerror(errno));
-    return EXIT_DONE;
-}
-
 int json_write(struct json_object *object, const char *file) {
     /* Keys and endpoints are copied from it, and have slashes. */
     const char *words = json_object_to_json_string_ext(
         object, JSON_C_TO_STRING_PRETTY | JSON_C_TO_STRING_SPACED | JSON_C_TO_STRING_NOSLASHESCAPE);
-    FILE *out = strcmp(file, "-") == 0 ? stdout : fopen(file, "w");
-    int result = EXIT_DONE;
-    if (!out) {
-        result = failure("%s: %s", file, strerror(errno));
-    } else {
-        bool written = words && fprintf(out, "%s\n", words) > 0;
-        if (out == stdout ? fflush(out) != 0 : fclose(out) != 0)
-            written = false;
-        if (!written) /* what standard output does not take is said by main() */
-            result = words && out == stdout ? EXIT_FAILED : failure("%s: writing failed", file);
-    }
+    char *lines;
+    if (!words || asprintf(&lines, "%s\n", words) < 0)
+        lines = NULL;
+    int result = lines ? file_write(file, lines) : failure("not enough memory");
+    free(lines);
     json_object_put(object);
     return result;
 }

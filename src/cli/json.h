@@ -24,10 +24,7 @@ void json_notes(struct json_object *object, const char *key, const kvf_model *mo
 /** The numbers of a shape. */
 struct json_object *json_shape(const engine_shape *shape, const kvf_engine *engine);
 
-/** Checks that json_write() will be able to write a file, and leaves it as it is; prints what is wrong if it cannot. */
-int json_check_file(const char *file);
-
-/** Writes an object to a file ("-": standard output) and frees it; prints what is wrong if it cannot. */
+/** Writes an object to a file as file_write() does, and frees it. */
 int json_write(struct json_object *object, const char *file);
 
 #endif

@@ -1,10 +1,12 @@
 /*
  * kvferry: explains, demonstrates and measures moving KV caches between engines of different shape.
  */
+#include <ctype.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -51,12 +53,19 @@ static const command commands[] = {
 
 static const size_t command_count = sizeof commands / sizeof *commands;
 
+/* One line, whatever a file says that is quoted in it: '?' stands for characters that would begin another line, or move
+ * the cursor of a terminal. */
 __attribute__((format(printf, 1, 0))) static void say(const char *format, va_list arguments) {
+    char *sentence = NULL;
+    if (vasprintf(&sentence, format, arguments) < 0)
+        sentence = NULL;
+    for (char *at = sentence; at && *at; at++)
+        if (iscntrl((unsigned char)*at))
+            *at = '?';
     (void)fflush(stdout);
     progress_clear();
-    (void)fputs("kvferry: ", stderr);
-    (void)vfprintf(stderr, format, arguments);
-    (void)fputc('\n', stderr);
+    (void)fprintf(stderr, "kvferry: %s\n", sentence ? sentence : "not enough memory");
+    free(sentence);
 }
 
 void notice(const char *format, ...) {

@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "files.h"
 #include "folding.h"
 #include "groups_file.h"
-#include "json.h"
 #include "option_table.h"
 #include "shape.h"
 #include "text.h"
@@ -147,7 +147,9 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
         result = refuse_idle(out);
     if (!result)
         result = refuse_empty(out);
-    return result || !out->json ? result : json_check_file(out->json);
+    if (!result && out->html)
+        result = file_check(out->html);
+    return result || !out->json ? result : file_check(out->json);
 }
 
 bool options_want_text(const options *asked) {

@@ -1,11 +1,11 @@
 #include "page.h"
 
-#include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
+#include "files.h"
 
 static const char style[] =
     "body{font:15px/1.45 system-ui,sans-serif;color:#1c2330;background:#fff;margin:2em auto;max-width:70em;"
@@ -25,9 +25,9 @@ static const char style[] =
 
 int page_open(const char *file, const char *title, page *out) {
     *out = (page){.file = file};
-    out->out = strcmp(file, "-") == 0 ? stdout : fopen(file, "w");
+    out->out = open_memstream(&out->text, &out->bytes);
     if (!out->out)
-        return failure("%s: %s", file, strerror(errno));
+        return failure("not enough memory");
     page_markup(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
                      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
                      "style-src 'unsafe-inline'\"/>\n<title>");
@@ -108,10 +108,8 @@ text page_rank_colour(uint32_t rank) {
 
 int page_close(page *to) {
     page_markup(to, "</body>\n</html>\n");
-    bool written = !to->failed && !ferror(to->out);
-    if (to->out == stdout)
-        written = fflush(stdout) == 0 && written;
-    else
-        written = fclose(to->out) == 0 && written;
-    return written ? EXIT_DONE : failure("%s: writing failed", to->file);
+    const bool made = !to->failed && !ferror(to->out);
+    int result = fclose(to->out) == 0 && made ? file_write(to->file, to->text) : failure("not enough memory");
+    free(to->text);
+    return result;
 }

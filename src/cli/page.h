@@ -12,15 +12,17 @@
 #include "table.h"
 #include "text.h"
 
-/** A page that is being written. Only page.c may use its fields. */
+/** A page that is being made, in memory. Only page.c may use its fields. It stays where it was opened. */
 typedef struct page {
     FILE *out;
+    char *text;
+    size_t bytes;
     const char *file;
     bool failed; /* no memory; page_close() prints it */
 } page;
 
 /**
- * Begins a page: its head, and its title as the heading. Prints what is wrong with the file. End it with page_close().
+ * Begins a page: its head, and its title as the heading. End it with page_close().
  *
  * @param file  "-": standard output; must live as long as the page
  */
@@ -38,7 +40,7 @@ void page_table(page *to, const table *list);
 /** The colour of a rank: the same everywhere in a page, and clearly different from its neighbours' colours. */
 text page_rank_colour(uint32_t rank);
 
-/** Ends the page. Prints what is wrong if writing failed. */
+/** Ends the page, and writes it as file_write() does. */
 int page_close(page *to);
 
 #endif

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "files.h"
+
 enum { MAX_KEY_FILE_BYTES = 4096 };
 
 static bool take_key(struct json_object *all, const char *name, char key[KEY_CHARACTERS + 1]) {
@@ -22,10 +24,10 @@ int keys_read(const char *path, key_pair *out) {
     if (!path)
         return EXIT_DONE;
     char content[MAX_KEY_FILE_BYTES + 1];
-    FILE *file = fopen(path, "r");
-    size_t bytes = file ? fread(content, 1, MAX_KEY_FILE_BYTES, file) : 0;
-    if (file)
-        (void)fclose(file);
+    size_t bytes;
+    int result = file_read("key-file", path, content, MAX_KEY_FILE_BYTES, &bytes);
+    if (result)
+        return result;
     content[bytes] = '\0';
     struct json_object *all = json_tokener_parse(content);
     bool whole = take_key(all, "public_key", out->public_key) && take_key(all, "secret_key", out->secret_key);

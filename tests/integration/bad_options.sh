@@ -75,7 +75,7 @@ refused "shared pages that are too few" 'groups share 1 blocks, but 2 requests o
 refused "an alignment that no shared page can have" 'page-align 99999999999 with 1 kernel blocks is too large' \
     "${hybrid[@]}" --decode share-pages=yes,page-align=99999999999
 
-for words in help "help plan" "plan --help" --help --version plan "plan --json" \
+for words in help "help plan" "plan --help" --help --version plan "plan --json" "plan --html -" "sweep --html -" \
     "serve --json --memory-limit 16m --tokens 20 --requests 1" "serve --memory-limit 16m --tokens 20 --requests 1" \
     "closed serve --memory-limit 16m --tokens 20 --requests 1" "closed plan"; do
     name="\"$words\" to a full device fails"

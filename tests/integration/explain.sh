@@ -88,6 +88,7 @@ refuses "groups that are not the engine's" 2 '--groups is not what prefill-a cac
     explain "$prefill" --decode tp=1 --groups "$folder/groups.json"
 refuses "a shape of a model with state without its model" 2 '--decode needs --model or --groups: hybrid keeps state' \
     explain "$hybrid" --decode tp=1
+refuses "no file of keys" 1 '--key-file: /nonexistent: No such file' explain "$locked" --key-file /nonexistent
 refuses "a file without keys" 2 '--key-file is' explain "$locked" --key-file /dev/null
 
 finish

@@ -96,4 +96,12 @@ refuses "an unknown family has a way out" 2 \
     'model_type is "alexnet", .*"kvferry models --families" lists .* --groups takes a model of groups made by hand' \
     plan --model "$file"
 
+# Nothing that a file says begins another line, or moves the cursor of a terminal.
+echo '{"model_type": "a\nb\u001b[31mc"}' >"$file"
+refuses "an unknown family is named in one line" 2 'model_type is "a\?b\?\[31mc", an unknown' plan --model "$file"
+echo '{"a\nb\u001b[31mc": 1}' >"$file"
+refuses "and so is an unknown key of groups" 2 'there is no key "a\?b\?\[31mc"; allowed' plan --groups "$file"
+: >"$file"
+refuses "an empty file is called so" 2 'toy.json is empty; allowed: 1 byte to 1 MiB$' plan --groups "$file"
+
 finish

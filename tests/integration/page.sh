@@ -13,6 +13,18 @@ succeeds "a page has what each transport would take" '<h2>The slowest rank, by t
 refuses "JSON and a page do not share the output" 2 '^kvferry: --json and --html - would both write to the standard output' plan --json --html -
 refuses "a page that cannot be written is named" 1 "$folder/none/plan.html: No such file" \
     plan --html "$folder/none/plan.html"
+limited=$folder/limited # the command, with files of 8 KiB at most
+printf '#!/usr/bin/env bash\ntrap "" XFSZ\nulimit -f 8\nexec "%s" "$@"\n' "$KVFERRY" >"$limited"
+chmod +x "$limited"
+for option in html json; do
+    KVFERRY=$limited refuses "a file that cannot be written to its end is named, with the reason: $option" 1 \
+        "$folder/long.$option: File too large$" plan --prefill tp=8 "--$option=$folder/long.$option"
+    if [ ! -e "$folder/long.$option" ]; then
+        pass "and no part of it stays: $option"
+    else
+        fail "and no part of it stays: $option" "$(wc -c <"$folder/long.$option") bytes are there"
+    fi
+done
 cp "$(dirname "$0")/../../models/llama-3.1-8b.json" "$folder/a<b>&\"c.json"
 succeeds "names are escaped" '<h1>kvferry plan: a&lt;b&gt;&amp;&quot;c.json</h1>' \
     plan --html - --model "$folder/a<b>&\"c.json"
