@@ -47,7 +47,8 @@ int take_number(const option_row *row, const char *written, options *out) {
 int take_seed(const option_row *row, const char *written, options *out) {
     uint64_t value;
     if (!parse_number(written, &value))
-        return usage_error("--%s is \"%s\"; allowed: a whole number", row->name, written);
+        return usage_error("--%s is \"%s\"; allowed: a whole number from 0 to %llu", row->name, written,
+                           (unsigned long long)UINT64_MAX);
     store(row, out, value);
     return EXIT_DONE;
 }

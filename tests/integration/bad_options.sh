@@ -23,6 +23,7 @@ refused "a word too many" '"extra" is not expected' plan extra
 refused "zero tokens" '--tokens is "0"; allowed: a whole number from 1' plan --tokens 0
 refused "negative tokens" '--tokens is "-1"' plan --tokens -1
 refused "a number that is too large" '--requests is "99999999999999999999"' demo --requests 99999999999999999999
+refused "a seed that is no number" '--seed is "-1"; allowed: a whole number from 0 to 18446744073709551615$' demo --seed -1
 refused "an unknown transport" '--transport is "rdma"; allowed: auto' demo --transport rdma
 refused "an unknown element type" '--dtype is "f99"' plan --dtype f99
 refused "scales that are neither per token nor per head" '--scales is "f32/x"' plan --scales f32/x
@@ -30,8 +31,8 @@ refused "scales of a latent" 'a latent has no K and V' plan --model deepseek-v3 
 refused "an unknown model" '--model is "nope": there is no such file, and no such model; the models are .*llama-3.1-8b, ' plan --model nope
 refused "a model file that is not JSON" 'not JSON' plan --model "$0"
 refused "memory in no known unit" '--memory-limit is "4x"' demo --memory-limit 4x
-refused "requests that do not fit" '100000 requests of up to [0-9]+ tokens need .* GiB' demo --requests 100000
-refused "memory for not one request" '1 request of up to 600 tokens needs' demo --memory-limit 1m
+refused "requests that do not fit" '100000 requests of up to [0-9]+ tokens need .* TiB of caches; ' demo --requests 100000
+refused "memory for not one request" '1 request of up to 600 tokens needs 1[0-9][0-9]\.[0-9] MiB of caches; ' demo --memory-limit 1m
 refused "blocks for not one request" 'group full has 1 blocks, but 1 requests? of up to 600 tokens need' \
     demo --tokens 600 --prefill blocks=1
 refused "a rank that does not exist" '"prefill:9" is not a rank' demo --die prefill:9

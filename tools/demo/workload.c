@@ -1,5 +1,6 @@
 #include "workload.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -203,12 +204,12 @@ static int say_what_does_not_fit(chooser *c, uint32_t count) {
                         : text_format("%s has", kvf_model_group(c->all->model, g)->name).text,
                     (unsigned long long)sides[s]->shape->groups[g].block_count, asked,
                     (unsigned long long)c->tokens, (unsigned long long)sides[s]->needed[g]);
-    double gib = (side_bytes(c, &c->prefill) + side_bytes(c, &c->decode)) / (1 << 30);
+    const double needed = fmin(side_bytes(c, &c->prefill) + side_bytes(c, &c->decode), 0x1p63);
     return usage_error(
-        "%u request%s of up to %llu tokens need%s %.2f GiB of caches; --memory-limit is %s, of which "
+        "%u request%s of up to %llu tokens need%s %s of caches; --memory-limit is %s, of which "
         "15/16 are for caches",
-        asked, asked == 1 ? "" : "s", (unsigned long long)c->tokens, asked == 1 ? "s" : "", gib,
-        text_bytes(c->asked->memory_limit).text);
+        asked, asked == 1 ? "" : "s", (unsigned long long)c->tokens, asked == 1 ? "s" : "",
+        text_bytes((uint64_t)needed).text, text_bytes(c->asked->memory_limit).text);
 }
 
 static int choose(chooser *c, uint32_t *count) {
