@@ -57,11 +57,12 @@ static kvf_status share_tokens(const engine_builder *b, const kvf_part_desc *par
     uint32_t dcp = b->spec.dcp_size;
     uint32_t first = b->tp_rank - share->replica;
     if (share->replica_count % dcp != 0 || first % dcp != 0)
-        return kvf_fail(
-            KVF_E_INVALID,
-            "dcp_size is %u, but the units [%u, %u) of part %s are held by the %u TP ranks from %u on, which "
-            "are not whole sets of %u",
-            dcp, share->units.begin, share->units.end, part->name, share->replica_count, first, dcp);
+        return kvf_fail(KVF_E_INVALID,
+                        "dcp_size is %u, so the TP ranks that hold the same units must be whole sets of %u; "
+                        "units [%u, %u) "
+                        "of part %s are held by %u TP ranks from %u on",
+                        dcp, dcp, share->units.begin, share->units.end, part->name, share->replica_count,
+                        first);
     share->replica /= dcp;
     share->replica_count /= dcp;
     return KVF_OK;
