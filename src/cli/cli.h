@@ -12,8 +12,8 @@
 
 enum {
     EXIT_DONE = 0,
-    EXIT_FAILED = 1, /* the work was begun and did not succeed */
-    EXIT_USAGE = 2,  /* an argument is wrong, or a file or engine that it names */
+    EXIT_FAILED = 1, /* the work was begun and did not succeed, or a file cannot be read or written */
+    EXIT_USAGE = 2,  /* an argument is wrong, or what the file has that it names */
 };
 
 /** Prints one sentence on stderr. */
