@@ -11,9 +11,9 @@ static const char *name_ways(const report_totals *pair) {
     return pair->direct && pair->packed ? "both" : pair->packed ? "packed" : "direct";
 }
 
-/* Bytes of an average run; 0 if all is converted, because conversions have no runs. */
-static double bytes_a_run(const report_totals *pair) {
-    return pair->runs ? (double)pair->bytes / (double)pair->runs : 0;
+/* Bytes of an average run, rounded; 0 if all is converted, because conversions have no runs. */
+static uint64_t bytes_a_run(const report_totals *pair) {
+    return pair->runs ? (uint64_t)llround((double)pair->bytes / (double)pair->runs) : 0;
 }
 
 /* ---- CSV ------------------------------------------------------------------------------------- */
@@ -36,9 +36,10 @@ static void print_pair(const sweep *of, uint32_t p, uint32_t d) {
     if (pair->plans == 0)
         printf(",,,,,,refused\n");
     else
-        printf("%u,%u,%llu,%llu,%.0f,%.4g,%s\n", kvf_engine_rank_count(of->prefill.engines[p]),
+        printf("%u,%u,%llu,%llu,%llu,%.4g,%s\n", kvf_engine_rank_count(of->prefill.engines[p]),
                kvf_engine_rank_count(of->decode.engines[d]), (unsigned long long)pair->bytes,
-               (unsigned long long)pair->runs, bytes_a_run(pair), pair->slowest_ns, name_ways(pair));
+               (unsigned long long)pair->runs, (unsigned long long)bytes_a_run(pair), pair->slowest_ns,
+               name_ways(pair));
 }
 
 void sweep_print_csv(const sweep *of) {
@@ -62,7 +63,7 @@ static struct json_object *json_pair(const sweep *of, uint32_t p, uint32_t d) {
     json_count(out, "decode_ranks", kvf_engine_rank_count(of->decode.engines[d]));
     json_count(out, "bytes", pair->bytes);
     json_count(out, "runs", pair->runs);
-    json_real(out, "bytes_per_run", bytes_a_run(pair));
+    json_count(out, "bytes_per_run", bytes_a_run(pair));
     json_real(out, "slowest_rank_ns", pair->slowest_ns);
     return out;
 }
@@ -115,7 +116,7 @@ static void add_cell(page *to, const sweep *of, const scale *within, uint32_t p,
                 190 + 40 * slow, light, light < 58 ? "#fff" : "#1c2330");
     page_markup(to, "%s<small>", text_time(pair->slowest_ns).text);
     if (pair->runs)
-        page_markup(to, "%s a run, ", text_bytes((uint64_t)bytes_a_run(pair)).text);
+        page_markup(to, "%s a run, ", text_bytes(bytes_a_run(pair)).text);
     page_markup(to, "%s</small></td>", name_ways(pair));
 }
 

@@ -43,6 +43,8 @@ succeeds "a sweep has a line for each pair" '^"tp=2,order=nhd","tp=1,block=16",2
     sweep --prefill tp=1/2,order=nhd/hnd --decode tp=1,block=16/64
 succeeds "alternatives stand for all of their combinations" '^"pp-layers=20\+12,tp=4","tp=1"' \
     sweep --prefill pp-layers=16+16/20+12,tp=2/4 --decode tp=1
+succeeds "bytes of a run are not rounded as times are" '"bytes_per_run": *65536,' \
+    sweep --prefill tp=1 --decode tp=1 --json
 run sweep --prefill tp=1/2,order=nhd/hnd --decode tp=1,block=16/64
 if [ "$(wc -l <"$output")" -eq 9 ]; then
     pass "every pair is there once"
