@@ -130,8 +130,15 @@ int take_hang(const option_row *row, const char *written, options *out) {
     return take_text(row, written, out);
 }
 
+/* The library would call a key that is none by its place among those of --allow and --command-key together. */
 int take_key(const option_row *row, const char *written, options *out) {
+    static const char z85[] =
+        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#";
     option_keys *keys = field_of(row, out);
+    if (strlen(written) != KEY_CHARACTERS || strspn(written, z85) != KEY_CHARACTERS)
+        return usage_error(
+            "--%s is \"%s\"; allowed: the public_key of \"kvferry keys\", %d characters of Z85", row->name,
+            written, KEY_CHARACTERS);
     if (keys->count == OPTIONS_MAX_KEYS)
         return usage_error("--%s is given more than %d times", row->name, OPTIONS_MAX_KEYS);
     keys->all[keys->count++] = written;

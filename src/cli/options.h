@@ -19,6 +19,9 @@ typedef enum fault_kind {
 /** The largest numbers of a command's operands, of allowed keys, and of rows of the table of options. */
 enum { OPTIONS_MAX_OPERANDS = 3, OPTIONS_MAX_KEYS = 64, OPTIONS_MAX_ROWS = 128 };
 
+/** Of a key as it is written. */
+enum { KEY_CHARACTERS = 40 };
+
 /** Public keys. */
 typedef struct option_keys {
     const char *all[OPTIONS_MAX_KEYS];

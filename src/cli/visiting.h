@@ -9,8 +9,6 @@
 
 #include "options.h"
 
-enum { KEY_CHARACTERS = 40 };
-
 /** The command's own keys; empty: none. */
 typedef struct key_pair {
     char public_key[KEY_CHARACTERS + 1], secret_key[KEY_CHARACTERS + 1];

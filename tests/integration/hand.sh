@@ -160,7 +160,10 @@ refuses "a port with too few after it" 2 'has port 65531, and the 5 ports after 
 serve last --listen tcp://127.0.0.1:65530
 succeeds "the last port that has enough after it" '^Verified' fetch "$met" --rounds 1
 refuses "beyond loopback without keys" 2 "insecure" serve --listen 'tcp://10.255.255.1:*' --tokens 40 --requests 1
-refuses "a key that is none" 2 'allowed_keys\[0\]: ' serve --key-file "$folder/server.json" --allow nonsense
+refuses "a key that is none" 2 '--allow is "nonsense"; allowed: the public_key of "kvferry keys", 40 characters of Z85$' \
+    serve --key-file "$folder/server.json" --allow nonsense
+refuses "a key to command that is none" 2 '--command-key is "~{40}"; allowed: ' \
+    serve --key-file "$folder/server.json" --allow "$allowed" --command-key "$(printf '~%.0s' {1..40})"
 refuses "keys to allow without own ones" 2 '--allow has no effect: without --key-file' serve --allow "$allowed"
 refuses "too little memory" 2 '15/16 are for caches' fetch "$plain" --memory-limit 1m
 mkfifo "$folder/stay"

@@ -103,7 +103,7 @@ refuses "programs of this machine, where keys decide" 2 '--local-commands has no
     serve --key-file "$folder/server.json" --local-commands
 refuses "programs of this machine, where others come too" 2 'local_commands is set together with insecure' \
     serve --insecure --listen 'tcp://10.255.255.1:*' --local-commands
-refuses "an operator's key that is none" 2 'key has 8 characters; a Z85 key has 40' serve --key-file "$folder/server.json" \
+refuses "an operator's key that is none" 2 '--command-key is "nonsense"; allowed: the public_key' serve --key-file "$folder/server.json" \
     --allow "$(public_of client)" --command-key nonsense
 
 finish
