@@ -190,10 +190,15 @@ static const char *any_model(const void *set, uint32_t i) {
     return kvf_builtin_model_name(i);
 }
 
-static int load_model(const options *asked, const kvf_config_options *config, kvf_model **out) {
+static int load_model(const options *asked, kvf_config_options *config, kvf_model **out) {
     const words names = {any_model, NULL};
     char list[640];
     kvf_status status = kvf_model_load(asked->model, config, out);
+    const char *spelled = status == KVF_E_NOT_FOUND ? words_find(names, asked->model, NULL) : NULL;
+    if (spelled) {
+        config->name = spelled;
+        status = kvf_model_load(spelled, config, out);
+    }
     switch (status) {
     case KVF_OK:
         return EXIT_DONE;

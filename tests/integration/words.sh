@@ -39,6 +39,7 @@ spelled() { # spelled NAME ARGUMENTS...: the same plan comes out
         fail "$name" "exit code $code, or another plan"
     fi
 }
+succeeds "a model in capitals" '^llama-3.1-8b +32 ' models --model Llama-3.1-8B
 spelled "orders in capitals" --prefill order=HND --decode order=BLOCKS-FIRST
 spelled "orders with underscores" --prefill order=hnd --decode order=Blocks_First
 spelled "axes in small letters" --prefill 'order=l|bphn' --decode order=blphn
