@@ -353,12 +353,11 @@ static void forget_card(kvf_transport *transport) {
 static void drop(kvf_transport *transport, uint32_t region) {
     (void)take_from_fabrics(transport, region);
     forget(transport, region);
-    while (transport->region_count > 0 && !is_registered(transport, transport->region_count - 1))
-        transport->region_count--;
     (void)find_disabled(transport);
 }
 
 static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memory *memory, bool is_arena) {
+    const uint32_t count = transport->region_count;
     kvf_status status = check_region(region, memory);
     if (!status)
         status = make_room(transport, region);
@@ -378,6 +377,7 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
         char why[KVF_DETAIL_BYTES];
         memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
         drop(transport, region);
+        transport->region_count = count;
         return kvf_fail(status, "%s", why);
     }
     return KVF_OK;
@@ -402,6 +402,7 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     if (!status)
         status = kvf_memory_check(regions, count, "register");
     (void)settle_user(transport);
+    const uint32_t before = transport->region_count;
     uint32_t added = 0;
     while (!status && added < count &&
            !(status = add(transport, added, kvf_memory_at(regions, added), false)))
@@ -414,6 +415,7 @@ kvf_status kvf_transport_register(kvf_transport *transport, const kvf_memory *re
     memcpy(why, kvf_error_detail(), strlen(kvf_error_detail()) + 1);
     while (added > 0)
         drop(transport, --added);
+    transport->region_count = before; /* numbers that were unregistered stay: cards have them */
     return kvf_fail(status, "%s", why);
 }
 

@@ -488,6 +488,44 @@ static void a_region_that_was_unregistered_is_not_withheld(void **state) {
     kvf_transport_close(there);
 }
 
+/* A peer by its card was refused as one that breaks the protocol: the owner had forgotten the last number. */
+static void a_region_that_cannot_be_registered_changes_no_number(void **state) {
+    (void)state;
+    kvf_transport *here = open_kind("shm"), *there = open_kind("shm");
+    static unsigned char memory[3][64];
+    kvf_memory regions[3];
+    for (uint32_t i = 0; i < 3; i++)
+        regions[i] = (kvf_memory){.struct_size = sizeof *regions, .address = memory[i], .bytes = 64};
+    const void *card;
+    size_t bytes;
+    kvf_peer *peer;
+    test_outcome outcome = {0};
+    const kvf_run read = {0, 0, 64, 0, 0};
+    memset(memory[0], 1, 64);
+    assert_int_equal(kvf_transport_register(here, &regions[1], 1), KVF_OK);
+    assert_int_equal(kvf_transport_register(there, regions, 2), KVF_OK);
+    assert_int_equal(kvf_transport_unregister_region(there, 1), KVF_OK);
+    assert_int_equal(kvf_transport_export(there, &card, &bytes), KVF_OK);
+    regions[2].kind = KVF_MEMORY_CUDA;
+    for (uint32_t number = 1; number < 3; number++)
+        assert_int_equal(kvf_transport_register_region(there, number, &regions[2]), KVF_E_UNSUPPORTED);
+    assert_int_equal(kvf_transport_connect(here, card, bytes, &peer), KVF_OK);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &read, 1, note_outcome, &outcome, NULL), KVF_OK);
+    while (outcome.calls == 0) {
+        assert_int_equal(kvf_transport_progress(here, NULL), KVF_OK);
+        assert_int_equal(kvf_transport_progress(there, NULL), KVF_OK);
+    }
+    assert_string_equal(outcome.detail, "");
+    assert_memory_equal(memory[1], memory[0], 64);
+    regions[2].kind = KVF_MEMORY_HOST;
+    assert_int_equal(kvf_transport_unregister_region(there, 0), KVF_OK);
+    regions[1].kind = KVF_MEMORY_CUDA;
+    assert_int_equal(kvf_transport_register(there, regions, 2), KVF_E_UNSUPPORTED);
+    assert_int_equal(kvf_transport_register_region(there, 2, &regions[2]), KVF_OK);
+    kvf_transport_close(here);
+    kvf_transport_close(there);
+}
+
 static void another_version_of_the_card_is_named(void **state) {
     (void)state;
     kvf_transport *transport = open_kind("auto");
@@ -711,6 +749,7 @@ int main(void) {
         cmocka_unit_test(a_card_says_which_regions_are_withheld),
         cmocka_unit_test(a_card_says_which_regions_are_in_memory_of_devices),
         cmocka_unit_test(a_region_that_was_unregistered_is_not_withheld),
+        cmocka_unit_test(a_region_that_cannot_be_registered_changes_no_number),
         cmocka_unit_test(another_version_of_the_card_is_named),
         cmocka_unit_test(sides_without_a_common_kind_name_what_each_has),
         cmocka_unit_test(submitting_without_a_peer_runs_or_callback_is_refused),
