@@ -146,6 +146,20 @@ static void a_writer_that_was_not_let_in_yet_stays_out(void **state) {
     both_close(b);
 }
 
+static void a_writer_that_is_shut_out_is_not_heard(void **state) {
+    both *b = both_open(*state);
+    const uint32_t word = 1;
+    assert_int_equal(kvf_transport_notify(b->peer, &word, sizeof word), KVF_OK);
+    drive(&b->writer, &b->owner, &b->owner.notices, 1);
+    assert_int_equal(fence(&b->owner, &b->writer), KVF_OK);
+    (void)kvf_transport_notify(b->peer, &word, sizeof word);
+    drive(&b->writer, &b->owner, &b->writer.lost, 1);
+    drive_idle(&b->writer, &b->owner);
+    assert_int_equal(kvf_transport_notify(b->peer, &word, sizeof word), KVF_E_PEER_LOST);
+    assert_int_equal(b->owner.notices, 1);
+    both_close(b);
+}
+
 /* Connecting is refused at once, or the next write fails. */
 static void assert_cannot_write(both *b) {
     const void *card;
@@ -594,6 +608,7 @@ int main(void) {
     static const way_test tests[] = {
         NAMED(a_writer_that_is_shut_out_writes_nothing_more),
         NAMED(a_writer_that_was_not_let_in_yet_stays_out),
+        NAMED(a_writer_that_is_shut_out_is_not_heard),
         NAMED(a_writer_that_is_shut_out_cannot_connect_until_it_is_admitted),
         NAMED(a_connection_from_before_stays_shut_when_its_writer_is_admitted),
         NAMED(writes_sent_before_the_fence_are_not_made_once_their_writer_is_admitted),

@@ -661,6 +661,40 @@ static void every_allocation_may_fail_and_nothing_leaks(void **state) {
     assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
 }
 
+static size_t longest_resized;
+
+static void *resize_any(void *context, void *memory, size_t bytes) {
+    (void)context;
+    longest_resized = bytes > longest_resized ? bytes : longest_resized;
+    return realloc(memory, bytes);
+}
+
+/* Each took 24 bytes, for as long as the owner lived, and was looked through by all that connect. */
+static void endpoints_of_this_process_that_were_shut_out_and_have_closed_are_forgotten(void **state) {
+    (void)state;
+    allocations_left = UINT32_MAX;
+    kvf_allocator allocator = {allocate_some, resize_any, release, NULL};
+    assert_int_equal(kvf_set_allocator(&allocator), KVF_OK);
+    kvf_transport *owner = open_kind("inproc");
+    for (uint32_t i = 0; i < 500; i++) {
+        kvf_transport *other = open_kind("inproc");
+        unsigned char copy[512];
+        const void *card;
+        size_t bytes;
+        assert_int_equal(kvf_transport_export(other, &card, &bytes), KVF_OK);
+        assert_true(bytes <= sizeof copy);
+        memcpy(copy, card, bytes);
+        for (uint32_t closed = 0; closed < 2; closed++) {
+            assert_int_equal(kvf_transport_fence(owner, copy, bytes), KVF_OK);
+            if (!closed)
+                kvf_transport_close(other);
+        }
+    }
+    kvf_transport_close(owner);
+    assert_int_equal(kvf_set_allocator(NULL), KVF_OK);
+    assert_in_range(longest_resized, 1, 4096);
+}
+
 static bool count_settling(void *context) {
     ++*(int *)context;
     return true;
@@ -757,6 +791,7 @@ int main(void) {
         cmocka_unit_test(a_user_of_regions_whose_descriptor_cannot_be_watched_is_not_kept),
         cmocka_unit_test(an_arena_that_a_fabric_does_not_serve_is_done_without_if_there_is_another),
         cmocka_unit_test(every_allocation_may_fail_and_nothing_leaks),
+        cmocka_unit_test(endpoints_of_this_process_that_were_shut_out_and_have_closed_are_forgotten),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -223,6 +223,23 @@ static int inproc_event_fd(void *self) {
     return ((inproc_endpoint *)self)->wake.fd;
 }
 
+/* Needs the mutex. */
+static inproc_fence *find_fence(const inproc_endpoint *at, uint64_t id) {
+    for (uint32_t i = 0; i < at->fence_count; i++)
+        if (at->fences[i].id == id)
+            return &at->fences[i];
+    return NULL;
+}
+
+/* Needs the mutex. No number is used twice, so nobody needs to be shut out by it any more. */
+static void lift_fences(uint64_t id) {
+    for (inproc_endpoint *at = registry.endpoints; at; at = at->following) {
+        inproc_fence *fence = find_fence(at, id);
+        if (fence)
+            *fence = at->fences[--at->fence_count];
+    }
+}
+
 static void inproc_close(void *self) {
     inproc_endpoint *closed = self;
     lock();
@@ -230,6 +247,7 @@ static void inproc_close(void *self) {
     while (closed->copying > 0)
         (void)pthread_cond_wait(&registry.copied, &registry.mutex);
     KVF_LIST_REMOVE(registry.endpoints, closed);
+    lift_fences(closed->id);
     /* Connected endpoints notice in their next progress(). */
     signal_all();
     kvf_wake_close(&closed->wake);
@@ -244,13 +262,6 @@ static inproc_endpoint *find_endpoint(uint64_t id) {
     while (found && found->id != id)
         found = found->following;
     return found;
-}
-
-static inproc_fence *find_fence(const inproc_endpoint *at, uint64_t id) {
-    for (uint32_t i = 0; i < at->fence_count; i++)
-        if (at->fences[i].id == id)
-            return &at->fences[i];
-    return NULL;
 }
 
 /* Whether the endpoint at the other end has shut the link. */
@@ -330,6 +341,24 @@ static void inproc_disconnect(void *self) {
     kvf_free(gone);
 }
 
+/* Needs the mutex. Whether the link is lost; notes why. */
+static bool find_loss(inproc_link *to) {
+    if (to->lost)
+        return true;
+    to->lost = true;
+    if (to->remote->closed)
+        (void)snprintf(to->why, sizeof to->why, "%s", HAS_CLOSED);
+    else if (is_shut(to))
+        (void)snprintf(to->why, sizeof to->why, "the peer has shut this endpoint out");
+    else if (to->generation < to->remote->oldest)
+        (void)snprintf(to->why, sizeof to->why, OLD_CARD, (unsigned long long)to->generation,
+                       (unsigned long long)to->remote->oldest);
+    else
+        to->lost = false;
+    to->refused = to->lost && !to->remote->closed;
+    return to->lost;
+}
+
 static kvf_status inproc_submit(void *self, kvf_batch *batch) {
     inproc_link *to = self;
     kvf_slices_add(&to->slices, batch);
@@ -356,12 +385,12 @@ static kvf_status add_notice(inproc_endpoint *to, const char *sender, const void
 }
 
 static kvf_status inproc_notify(void *self, const void *data, size_t bytes) {
-    const inproc_link *to = self;
+    inproc_link *to = self;
     inproc_endpoint *remote = to->remote;
     const char *sender = kvf_transport_name(to->self->transport);
     lock();
-    kvf_status status = remote->closed ? kvf_fail(KVF_E_PEER_LOST, "%s", HAS_CLOSED)
-                                       : add_notice(remote, sender, data, bytes);
+    kvf_status status =
+        find_loss(to) ? kvf_fail(KVF_E_PEER_LOST, "%s", to->why) : add_notice(remote, sender, data, bytes);
     if (!status)
         kvf_wake_set(&remote->wake, true);
     unlock();
@@ -369,24 +398,6 @@ static kvf_status inproc_notify(void *self, const void *data, size_t bytes) {
 }
 
 /* ---- progress -------------------------------------------------------------------------------- */
-
-/* Needs the mutex. Whether the link is lost; notes why. */
-static bool find_loss(inproc_link *to) {
-    if (to->lost)
-        return true;
-    to->lost = true;
-    if (to->remote->closed)
-        (void)snprintf(to->why, sizeof to->why, "%s", HAS_CLOSED);
-    else if (is_shut(to))
-        (void)snprintf(to->why, sizeof to->why, "the peer has shut this endpoint out");
-    else if (to->generation < to->remote->oldest)
-        (void)snprintf(to->why, sizeof to->why, OLD_CARD, (unsigned long long)to->generation,
-                       (unsigned long long)to->remote->oldest);
-    else
-        to->lost = false;
-    to->refused = to->lost && !to->remote->closed;
-    return to->lost;
-}
 
 /* Keeps the remote memory in place while a slice is copied; false if the link is lost. */
 static bool enter(inproc_link *to) {
@@ -522,17 +533,17 @@ static kvf_status read_card(const void *card, size_t bytes, uint64_t *id) {
 /* Waits for copies under way, which end soon: a process is stopped as a whole, not one thread of it. */
 static kvf_status inproc_fence_out(void *self, const void *card, size_t bytes) {
     inproc_endpoint *endpoint = self;
+    inproc_endpoint *other = NULL;
     uint64_t id = 0;
     lock();
     kvf_status status = read_card(card, bytes, &id);
-    if (!status)
+    if (!status && (other = find_endpoint(id)) != NULL)
         status = add_fence(endpoint, id);
-    if (!status) {
+    if (!status && other) {
         endpoint->fencing++;
-        for (inproc_endpoint *other; (other = find_endpoint(id)) && other->copying_with == endpoint;)
+        while ((other = find_endpoint(id)) && other->copying_with == endpoint)
             (void)pthread_cond_wait(&registry.copied, &registry.mutex);
         endpoint->fencing--;
-        inproc_endpoint *other = find_endpoint(id);
         if (other)
             kvf_wake_set(&other->wake, true); /* so that it notices */
     }
