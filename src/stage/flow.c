@@ -10,6 +10,10 @@
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
+void kvf_stage_note_rest(kvf_stage *stage, kvf_stage_rest rest) {
+    stage->rest = rest > stage->rest ? rest : stage->rest;
+}
+
 void kvf_stage_flow_count(kvf_stage_flow *flow) {
     flow->counted = true;
     flow->peer->flows[flow->mover]++;
@@ -17,9 +21,8 @@ void kvf_stage_flow_count(kvf_stage_flow *flow) {
 
 void kvf_stage_flow_uncount(kvf_stage_flow *flow) {
     if (flow->counted) {
-        kvf_stage *stage = flow->stage;
         if (flow->peer->flows[flow->mover]-- >= flow->peer->flows_most)
-            stage->held_up = true; /* another flow may wait for this */
+            kvf_stage_note_rest(flow->stage, KVF_REST_WORK); /* another flow may wait for this */
         flow->counted = false;
     }
 }
@@ -285,7 +288,7 @@ bool kvf_stage_flow_say(kvf_stage_flow *flow, kvf_stage_message *message) {
     size_t bytes = kvf_stage_write_message(message, data);
     kvf_status status = kvf_transport_notify(flow->peer->peer, data, bytes);
     if (status == KVF_E_AGAIN || status == KVF_E_NOMEM)
-        flow->stage->untaken = true;
+        kvf_stage_note_rest(flow->stage, KVF_REST_MESSAGES);
     else if (status) {
         kvf_stage_flow_end(flow, status);
         flow->end_sent = true; /* the peer is out of reach; kvf_stage_leave() does the rest */

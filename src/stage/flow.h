@@ -149,6 +149,13 @@ struct kvf_stage_peer {
     kvf_stage_peer *previous, *following;
 };
 
+/** What kvf_stage_progress() has left to do at once. */
+typedef enum kvf_stage_rest {
+    KVF_REST_NOTHING = 0,
+    KVF_REST_MESSAGES, /**< only messages that a peer does not take now, or for which there is no memory */
+    KVF_REST_WORK,
+} kvf_stage_rest;
+
 struct kvf_stage {
     kvf_transport *transport;
     const kvf_shard *shard;
@@ -177,13 +184,14 @@ struct kvf_stage {
     uint64_t kept_bytes;          /**< of memory that the flows of all peers make us keep */
     kvf_status refusal;           /**< with which a flow ends that is not permitted */
     bool closed;                  /**< to be freed with the last flow, operation and move */
-    bool held_up;                 /**< messages wait: a flow's turn to open has come */
-    bool untaken;                 /**< messages wait: a peer takes none now, or there is no memory for them */
-    bool only_repeats;            /**< see kvf_stage_only_repeats() */
+    kvf_stage_rest rest;          /**< of the last kvf_stage_progress() */
     kvf_stage_info counts;
 };
 
 /* ---- flow.c: code of both sides ------------------------------------------------------------------ */
+
+/** Notes that this much is left to do; a smaller rest that was noted before is part of it. */
+void kvf_stage_note_rest(kvf_stage *stage, kvf_stage_rest rest);
 
 /** Makes a flow without a stream, and adds it to the list. @return NULL: no memory */
 kvf_stage_flow *kvf_stage_flow_new(kvf_stage *stage, kvf_stage_peer *peer, uint64_t id, bool mover);

@@ -292,7 +292,6 @@ static kvf_status hear_accept(kvf_stage_flow *flow, const kvf_stage_message *mes
     if (message->flows == 0)
         return kvf_fail(KVF_E_RANGE, "the lender accepts 0 flows; allowed: 1 and more");
     const uint32_t most = flow->stage->options.flows;
-    flow->stage->held_up = true; /* other flows may have waited for this */
     flow->peer->flows_most = message->flows < most ? message->flows : most;
     flow->region = message->region;
     flow->slot_bytes = message->slot_bytes;

@@ -706,24 +706,23 @@ kvf_status kvf_stage_progress(kvf_stage *stage, bool *busy) {
         *busy = false;
     if (!stage || stage->closed)
         return kvf_fail(KVF_E_INVALID, "stage: %s", stage ? "it is closed" : "stage is NULL");
-    stage->held_up = stage->untaken = false;
+    stage->rest = KVF_REST_NOTHING;
     watch_time(stage);
     take_copied(stage);
     for (kvf_stage_flow *flow = stage->first; flow; flow = flow->following)
         talk(flow);
-    bool more = kvf_lender_read_one(stage);
-    more = take_turns(stage) || more;
+    const bool more = kvf_lender_read_one(stage);
+    if (take_turns(stage) || more)
+        kvf_stage_note_rest(stage, KVF_REST_WORK);
     free_flows(stage);
     free_peers(stage);
-    more = more || stage->held_up;
-    stage->only_repeats = stage->untaken && !more;
     if (busy)
-        *busy = more || stage->untaken;
+        *busy = stage->rest != KVF_REST_NOTHING;
     return KVF_OK;
 }
 
 bool kvf_stage_only_repeats(const kvf_stage *stage) {
-    return stage->only_repeats;
+    return stage->rest == KVF_REST_MESSAGES;
 }
 
 /* ---- what a stage reports -------------------------------------------------------------------- */
