@@ -342,7 +342,8 @@ KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *co
  * Ends a connection. Operations in flight, and transfers that still had to use it, end first, with KVF_E_CANCELLED.
  * If a device does not finish a copy of theirs within "cuda.patience_ms", it may still access memory of this endpoint:
  * kvf_transport_unregister_region() says KVF_E_AGAIN until it has finished, and the memory must not be freed before.
- * NULL is accepted.
+ * If "ucx" reaches the peer by shared memory, and it takes no more operations, as when its process is stopped, this call
+ * waits until it takes some, or ends, for it may still answer others. NULL is accepted.
  */
 KVF_API void kvf_peer_close(kvf_peer *peer);
 
@@ -444,7 +445,8 @@ KVF_API kvf_status kvf_transport_get_info(const kvf_transport *transport, kvf_tr
 KVF_API int kvf_transport_event_fd(kvf_transport *transport);
 
 /**
- * Closes all peers (their operations end with KVF_E_CANCELLED) and the endpoint; NULL is accepted.
+ * Closes all peers (their operations end with KVF_E_CANCELLED) and the endpoint; NULL is accepted. By "ucx", answers of
+ * peers may still reach the memory of such operations until this call returns.
  *
  * The memory is the caller's alone afterwards, but for one case: a peer on this host whose process was stopped in the
  * middle of a write, such as by a debugger, and for longer than a second, for which this call waits. If peers write and

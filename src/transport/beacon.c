@@ -17,8 +17,22 @@
 
 _Static_assert(KVF_BEACON_KEY_BYTES == KVF_NEIGHBOUR_ID_BYTES, "the key names the socket");
 
+static void stop_listening(kvf_beacon *beacon) {
+    kvf_watch_remove(beacon->set, beacon->listener);
+    kvf_neighbour_stop_listening(&beacon->listener);
+    memset(beacon->mark, 0, sizeof beacon->mark);
+}
+
+/* One that cannot be told has hung up. */
+static void tell_replaced(kvf_beacon *beacon) {
+    kvf_beacon_tend(beacon);
+    for (size_t i = 0; i < beacon->watcher_count; i++)
+        (void)!send(beacon->watchers[i], "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 void kvf_beacon_open(kvf_beacon *beacon, int set) {
-    kvf_beacon_close(beacon);
+    tell_replaced(beacon);
+    stop_listening(beacon);
     beacon->set = set;
     if (kvf_host_place(beacon->mark + KVF_BEACON_KEY_BYTES) &&
         !kvf_random(beacon->mark, KVF_BEACON_KEY_BYTES)) {
@@ -36,8 +50,7 @@ void kvf_beacon_close(kvf_beacon *beacon) {
     for (size_t i = 0; i < beacon->watcher_count; i++)
         kvf_neighbour_hang_up(&beacon->watchers[i]);
     kvf_free(beacon->watchers);
-    kvf_watch_remove(beacon->set, beacon->listener);
-    kvf_neighbour_stop_listening(&beacon->listener);
+    stop_listening(beacon);
     *beacon = (kvf_beacon){.listener = -1};
 }
 
@@ -147,4 +160,16 @@ bool kvf_beacon_is_gone(const kvf_beacon_watch *watch) {
     struct pollfd looks[2] = {{watch->socket, POLLIN, 0},
                               {watch->process, POLLIN, 0}}; /* -1 is passed over */
     return watch->socket >= 0 && poll(looks, 2, 0) > 0;
+}
+
+bool kvf_beacon_has_ended(const kvf_beacon_watch *watch) {
+    struct pollfd process = {watch->process, POLLIN, 0};
+    char told;
+    ssize_t got = -1;
+    if (poll(&process, 1, 0) > 0)
+        return true;
+    if (watch->socket >= 0)
+        while ((got = recv(watch->socket, &told, 1, MSG_DONTWAIT)) > 0) {
+        }
+    return got == 0 || (watch->socket >= 0 && errno != EAGAIN && errno != EINTR);
 }

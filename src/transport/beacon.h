@@ -6,6 +6,9 @@
  * ends with the endpoint, however it ends, and that wakes the peer. If a forked child of the owner still holds the
  * sockets, an owner that closes ends them all the same, and peers also watch the owner's process. A beacon cannot be
  * seen from another machine or network namespace.
+ *
+ * An endpoint that takes memory back puts another beacon in place of its own. It sends a byte to those who watch the old
+ * one: it is gone, but the endpoint lives, and may answer what it was asked. The connection ends with the endpoint.
  */
 #ifndef KVF_TRANSPORT_BEACON_H
 #define KVF_TRANSPORT_BEACON_H
@@ -31,8 +34,8 @@ typedef struct kvf_beacon {
     "the card"
 
 /**
- * Opens a beacon, closing the one there was: cards with an earlier mark become invalid, and peers that watch it lose
- * the endpoint. Best effort: if it fails there is none, and only the fabric's own detection.
+ * Opens a beacon, in place of the one there was: cards with an earlier mark become invalid, and to peers that watch it it
+ * is gone. Best effort: if it fails there is none, and only the fabric's own detection.
  *
  * @param set  a set of watched descriptors (base/watch.h) that gives the beacon's address once for new watchers: not
  *             again and again while there are too few descriptors to accept them
@@ -65,6 +68,10 @@ void kvf_beacon_watch_close(int set, kvf_beacon_watch *watch);
 
 /** Whether the beacon is gone; false if there is no watch. */
 bool kvf_beacon_is_gone(const kvf_beacon_watch *watch);
+
+/** Whether its endpoint is gone, too; false also if that is not known. To be asked only once the beacon is gone:
+ * kvf_beacon_is_gone() may say otherwise afterwards. */
+bool kvf_beacon_has_ended(const kvf_beacon_watch *watch);
 
 /** The machine and network namespace in a mark, in the form of kvf_host_place(). */
 static inline const unsigned char *kvf_beacon_place(const unsigned char mark[KVF_BEACON_BYTES]) {

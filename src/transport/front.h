@@ -88,6 +88,7 @@ struct kvf_transport {
     pid_t process;  /* that opened it; no other may use it */
     uint32_t forks; /* kvf_fork_count() of that process */
     bool automatic;
+    bool closing;              /* kvf_transport_close() was called */
     bool withholds_emulated;   /* see kvf_transport_withhold_emulated() */
     bool packs_emulated;       /* see kvf_transport_packs_emulated() */
     kvf_front_fabric *fabrics; /* best first */

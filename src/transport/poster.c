@@ -193,19 +193,23 @@ bool kvf_post_is_gone(kvf_post_queue *queue) {
     return true;
 }
 
-static void tell_one(kvf_post_queue *queue) {
+/* False: not yet. */
+static bool tell_one(kvf_post_queue *queue) {
+    if (!queue->poster->actions->close(queue))
+        return false;
     queue->lost_told = true;
-    queue->poster->actions->close(queue);
     kvf_post_drop(queue);
     kvf_peer_lost(queue->peer, queue->lost_why);
+    return true;
 }
 
 /* Closing one link may make progress, in which others are lost, also such as were passed already. */
 void kvf_post_tell_lost(kvf_poster *poster) {
+    poster->any_lost = poster->any_lost || poster->any_closing;
     while (poster->any_lost) {
-        poster->any_lost = false;
+        poster->any_lost = poster->any_closing = false;
         for (kvf_post_queue *queue = poster->queues; queue; queue = queue->following)
             if (queue->lost && !queue->lost_told)
-                tell_one(queue);
+                poster->any_closing = !tell_one(queue) || poster->any_closing;
     }
 }

@@ -55,8 +55,9 @@ typedef struct kvf_post_actions {
      * operations are complete. */
     kvf_posted (*finish)(kvf_post_job *job);
 
-    /** Closes the connection to a peer that is lost, and the watch of it. May lose other peers. */
-    void (*close)(kvf_post_queue *queue);
+    /** Closes the connection to a peer that is lost, and the watch of it. May lose other peers.
+     * @return false: the peer lives, and the library may still access our memory for it; to be called again later */
+    bool (*close)(kvf_post_queue *queue);
 } kvf_post_actions;
 
 typedef struct kvf_poster {
@@ -64,6 +65,7 @@ typedef struct kvf_poster {
     uint32_t max_in_flight; /**< operations of one link */
     kvf_wake *wake;         /**< of the endpoint: set when there is something to post */
     bool any_lost;          /**< peers of which the front was not told: kvf_post_tell_lost() */
+    bool any_closing;       /**< of them, some whose connections could not be closed yet */
     kvf_post_queue *queues;
     kvf_post_queue *turn;              /**< posts first in the next round; NULL: the first */
     kvf_post_job *ready, **ready_last; /**< jobs with nothing in flight, through `ready_next` */
@@ -126,7 +128,7 @@ void kvf_post_lose(kvf_post_queue *queue, const char *why);
 /** Whether the beacon of the peer is gone; then the peer is lost. */
 bool kvf_post_is_gone(kvf_post_queue *queue);
 
-/** Closes the links whose peer is lost, and tells the front. */
+/** Closes the links whose peer is lost, and tells the front, which ends their batches. To be called in each progress(). */
 void kvf_post_tell_lost(kvf_poster *poster);
 
 /* ---- posting ------------------------------------------------------------------------------------ */

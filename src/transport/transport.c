@@ -16,6 +16,10 @@ const char *kvf_transport_name(const kvf_transport *transport) {
     return transport->name;
 }
 
+bool kvf_transport_is_closing(const kvf_transport *transport) {
+    return transport->closing;
+}
+
 bool kvf_transport_is_automatic(const kvf_transport *transport) {
     return transport->automatic;
 }
@@ -693,6 +697,7 @@ static void close_fabrics(kvf_transport *transport) {
 void kvf_transport_close(kvf_transport *transport) {
     if (!transport || transport->forks != kvf_fork_count())
         return; /* in a child of fork(), connections and shared memory belong to the parent */
+    transport->closing = true;
     while (transport->peers)
         kvf_peer_close(transport->peers);
     close_fabrics(transport);

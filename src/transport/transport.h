@@ -499,6 +499,9 @@ const char *kvf_transport_name(const kvf_transport *transport);
 kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
                                    const kvf_transport_options *options, kvf_transport **out);
 
+/** Whether kvf_transport_close() was called: the memory of batches that end now is the caller's only when it returns. */
+bool kvf_transport_is_closing(const kvf_transport *transport);
+
 /** Whether the endpoint was opened as "auto": a fabric that returns KVF_E_UNSUPPORTED is then left out. */
 bool kvf_transport_is_automatic(const kvf_transport *transport);
 

@@ -43,7 +43,8 @@ static void allow_descriptors(rlim_t count) {
         _exit(1);
 }
 
-/* Words: 'f' forks, 'c' closes, 't' tends, 'n' allows no more descriptors, 'm' allows more again; each is answered. */
+/* Words: 'f' forks, 'c' closes, 'r' replaces, 't' tends, 'n' allows no more descriptors, 'm' allows more again; each is
+ * answered. */
 _Noreturn static void own(int line) {
     kvf_beacon beacon = {.listener = -1};
     int set;
@@ -57,6 +58,8 @@ _Noreturn static void own(int line) {
             leave_child(line);
         if (word == 'c')
             kvf_beacon_close(&beacon);
+        if (word == 'r')
+            kvf_beacon_open(&beacon, set);
         if (word == 't')
             kvf_beacon_tend(&beacon);
         if (word == 'n' || word == 'm')
@@ -124,6 +127,7 @@ static void a_watch_wakes_when_the_owner_closes(void **state) {
     tell(&scene, 'c');
     assert_true(wakes(&scene));
     assert_true(kvf_beacon_is_gone(&seen));
+    assert_true(kvf_beacon_has_ended(&seen));
     kvf_beacon_watch_close(scene.set, &seen);
     assert_int_equal(watch(&scene, &seen), KVF_E_PEER_LOST);
     assert_int_equal(seen.socket, -1);
@@ -147,6 +151,33 @@ static void a_watch_wakes_when_the_owner_closes_though_its_child_holds_the_socke
     assert_true(kvf_beacon_is_gone(&accepted));
     assert_true(kvf_beacon_is_gone(&waiting));
     assert_int_equal(watch(&scene, &late), KVF_E_PEER_LOST);
+    kvf_beacon_watch_close(scene.set, &accepted);
+    kvf_beacon_watch_close(scene.set, &waiting);
+    end(&scene);
+}
+
+/* One watcher was accepted before, the other one waits in the queue of the listener. */
+static void a_beacon_that_is_replaced_is_gone_and_its_owner_is_not(void **state) {
+    (void)state;
+    beacon_scene scene;
+    kvf_beacon_watch accepted, waiting, late;
+    begin(&scene);
+    assert_int_equal(watch(&scene, &accepted), KVF_OK);
+    tell(&scene, 't');
+    assert_int_equal(watch(&scene, &waiting), KVF_OK);
+    tell(&scene, 'r');
+    assert_true(wakes(&scene));
+    assert_true(kvf_beacon_is_gone(&accepted));
+    assert_true(kvf_beacon_is_gone(&waiting));
+    assert_int_equal(watch(&scene, &late), KVF_E_PEER_LOST);
+    assert_false(kvf_beacon_has_ended(&accepted));
+    assert_false(kvf_beacon_has_ended(&waiting));
+    struct epoll_event event;
+    assert_int_equal(epoll_wait(scene.set, &event, 1, 0), 0);
+    tell(&scene, 'c');
+    assert_true(wakes(&scene));
+    assert_true(kvf_beacon_has_ended(&accepted));
+    assert_true(kvf_beacon_has_ended(&waiting));
     kvf_beacon_watch_close(scene.set, &accepted);
     kvf_beacon_watch_close(scene.set, &waiting);
     end(&scene);
@@ -222,6 +253,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_watch_wakes_when_the_owner_closes),
         cmocka_unit_test(a_watch_wakes_when_the_owner_closes_though_its_child_holds_the_sockets),
+        cmocka_unit_test(a_beacon_that_is_replaced_is_gone_and_its_owner_is_not),
         cmocka_unit_test(a_watch_wakes_when_the_owner_dies_though_its_child_lives),
         cmocka_unit_test(the_beacon_of_another_user_is_not_watched),
         cmocka_unit_test(an_owner_without_descriptors_sleeps_and_accepts_later),

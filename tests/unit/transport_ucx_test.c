@@ -15,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "base/clock.h"
 #include "process_pair.h"
 #include "transport/front.h"
 #include "transport/ucx/ucx.h"
@@ -23,6 +24,7 @@
 static const pair_kind tcp_way = {"ucx", {false, false}, "ucx", {"ucx.tls", "tcp,self"}};
 static const pair_kind posix_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "posix,self"}};
 static const pair_kind sysv_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}};
+static const pair_kind brought_way = {"ucx", {false, false}, "ucx", {"ucx.tls", "posix,self"}};
 
 /* ---- peers that do not progress -------------------------------------------------------------- */
 
@@ -59,6 +61,104 @@ static void one_sided_actor(process *side) {
 
 static void memory_that_peers_map_is_read_while_its_owner_does_not_progress(void **state) {
     run_both(*state, sleeping_target, one_sided_actor, false);
+}
+
+/* ---- peers that take nothing, and live ------------------------------------------------------- */
+
+/* Then the queue to the peer is full, and UCX gives up no operation. */
+#define MANY 1000u
+
+static void progress_for(const process *side, uint64_t ns) {
+    for (const uint64_t end = kvf_now(&kvf_monotonic) + ns; kvf_now(&kvf_monotonic) < end;)
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+}
+
+/* Has reads under way to a peer that sleeps. */
+static void read_of_a_sleeper(process *side) {
+    static kvf_run runs[MANY];
+    open_side(side, 0, 2);
+    connect_side(side);
+    const size_t count = make_runs(runs, MANY, 200, 17u);
+    submit(side, KVF_READ, runs, 1, NULL);
+    await_end(side, 1);
+    say(side, 'x');
+    hear(side, 's');
+    submit(side, KVF_READ, runs, count, NULL);
+    progress_for(side, KVF_SECOND / 5);
+    CHECK(side->ends == 1);
+}
+
+/* Takes memory back, and answers only after that what it was asked before. */
+static void late_target(process *side) {
+    open_side(side, 0, 1);
+    send_card(side);
+    serve_until_told(side);
+    say(side, 's');
+    hear(side, 'u');
+    CHECK(kvf_transport_unregister_region(side->transport, REGIONS - 1) == KVF_OK);
+    say(side, 'u');
+    hear(side, 'w');
+    serve_until_told(side);
+    close_side(side);
+}
+
+static void use_otherwise(process *side) {
+    for (uint32_t i = 0; i < REGIONS; i++)
+        memset(side->memory[i], 7, REGION_BYTES);
+}
+
+static void late_actor(process *side) {
+    read_of_a_sleeper(side);
+    say(side, 'u');
+    hear(side, 'u');
+    progress_for(side, KVF_SECOND);
+    const bool at_once = side->ends == 2;
+    if (at_once)
+        use_otherwise(side);
+    say(side, 'w');
+    await_end(side, 2);
+    CHECK(side->ended == KVF_E_PEER_LOST);
+    if (!at_once)
+        use_otherwise(side);
+    progress_for(side, KVF_SECOND / 2);
+    for (uint32_t i = 0; i < REGIONS; i++)
+        for (size_t at = 0; at < REGION_BYTES; at++)
+            CHECK(side->memory[i][at] == 7);
+    say(side, 'x');
+    close_side(side);
+}
+
+static void what_is_read_of_an_owner_that_answers_late_does_not_come_after_the_end(void **state) {
+    (void)state;
+    run_both(&brought_way, late_target, late_actor, false);
+}
+
+static void closing_actor(process *side) {
+    read_of_a_sleeper(side);
+    close_side(side);
+    say(side, 'w');
+}
+
+static void an_endpoint_closes_while_a_peer_sleeps(void **state) {
+    (void)state;
+    run_both(&brought_way, sleeping_target, closing_actor, false);
+}
+
+/* The peer closes when it wakes: it has not answered, and never will. */
+static void parting_actor(process *side) {
+    read_of_a_sleeper(side);
+    kvf_peer_part(side->peer);
+    progress_for(side, KVF_SECOND / 2);
+    CHECK(side->ends == 1);
+    say(side, 'w');
+    await_end(side, 2);
+    CHECK(side->ended == KVF_E_CANCELLED);
+    close_side(side);
+}
+
+static void parting_from_a_peer_that_sleeps_does_not_wait(void **state) {
+    (void)state;
+    run_both(&brought_way, sleeping_target, parting_actor, false);
 }
 
 /* ---- peers that are lost --------------------------------------------------------------------- */
@@ -245,6 +345,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, posix),
         BY(memory_that_peers_map_is_read_while_its_owner_does_not_progress, sysv),
+        cmocka_unit_test(what_is_read_of_an_owner_that_answers_late_does_not_come_after_the_end),
+        cmocka_unit_test(an_endpoint_closes_while_a_peer_sleeps),
+        cmocka_unit_test(parting_from_a_peer_that_sleeps_does_not_wait),
         cmocka_unit_test(a_peer_that_is_lost_while_another_one_is_closed_is_not_forgotten),
         cmocka_unit_test(transports_that_are_left_out_need_not_be_there_and_no_warning_names_them),
         cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),

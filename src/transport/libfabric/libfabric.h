@@ -321,7 +321,7 @@ bool kvf_libfabric_is_patient(kvf_libfabric_link *link);
 #define KVF_LIBFABRIC_GIVE_UP_NS (20 * KVF_SECOND)
 
 /** Closes the connection to a peer that is lost: see kvf_post_actions. */
-void kvf_libfabric_close_lost(kvf_post_queue *queue);
+bool kvf_libfabric_close_lost(kvf_post_queue *queue);
 
 /* ---- libfabric_move.c ------------------------------------------------------------------------ */
 

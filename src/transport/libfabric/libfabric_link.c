@@ -65,11 +65,12 @@ bool kvf_libfabric_is_patient(kvf_libfabric_link *link) {
     return false;
 }
 
-void kvf_libfabric_close_lost(kvf_post_queue *queue) {
+bool kvf_libfabric_close_lost(kvf_post_queue *queue) {
     kvf_libfabric_link *link = (kvf_libfabric_link *)queue;
     kvf_libfabric_port_close(link->endpoint, &link->port);
     kvf_beacon_watch_close(link->endpoint->event_fd, &queue->watch);
     queue->in_flight = 0;
+    return true;
 }
 
 bool kvf_libfabric_is_pending(const kvf_libfabric_link *link) {

@@ -12,7 +12,8 @@
  * it, not to read from it). UCX emulates everything else by messages, and then operations move only while the peer
  * calls kvf_transport_progress(): always for TCP; for shared memory if the caller brought the region (UCX 1.13 uses CMA
  * only for its rendezvous protocol, never for one-sided access). Operations on a peer that makes no progress wait, and
- * so does cancelling them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait.
+ * so does cancelling them, for UCX cannot take back what is in flight; kvf_peer_close() does not wait, but over shared
+ * memory whose queue is full (ucx_link.c).
  *
  * What a peer can reach. Runs that this side submits are checked as in every fabric. But if UCX emulates, the
  * target's UCX serves any address that a message names, registered or not: UCX trusts every peer that has a
@@ -444,6 +445,7 @@ const kvf_fabric kvf_fabric_ucx = {
     .is_apart = kvf_ucx_is_emulated,
     .place = kvf_post_place,
     .disconnect = kvf_ucx_disconnect,
+    .quiet = kvf_ucx_is_quiet,
     .progress = ucx_progress,
     .event_fd = ucx_event_fd,
     .found = ucx_found,

@@ -224,7 +224,9 @@ struct kvf_ucx_link {
     kvf_post_queue queue; /* first, so that the two can be cast */
     kvf_ucx_endpoint *endpoint;
     const kvf_ucx_library *ucx; /**< of the endpoint */
-    ucp_ep_h ep;                /**< NULL once closed */
+    ucp_ep_h ep;                /**< NULL once it was told to close */
+    ucs_status_ptr_t closing;   /**< UCX's request to close it; no pointer: none, or it is done */
+    int64_t close_until_ns;     /**< how long an answer is waited for in any case */
     kvf_ucx_target *targets;
     uint32_t target_count;
     ucp_request_param_t param; /**< of the next operation; made once, because there are many of them */
@@ -250,9 +252,10 @@ kvf_status kvf_ucx_connect(void *self, const void *data, size_t bytes, kvf_peer 
 void kvf_ucx_disconnect(void *self);
 kvf_status kvf_ucx_notify(void *self, const void *data, size_t bytes);
 bool kvf_ucx_is_emulated(const void *self); /**< by our own UCX; the peer's may differ */
+bool kvf_ucx_is_quiet(const void *self);
 
 /** Closes the connection to a peer that is lost: see kvf_post_actions. */
-void kvf_ucx_close_lost(kvf_post_queue *queue);
+bool kvf_ucx_close_lost(kvf_post_queue *queue);
 
 /** Ends UCX's worker, and frees the links for which it had not called back. All links are disconnected already. */
 void kvf_ucx_end_worker(kvf_ucx_endpoint *endpoint);

@@ -66,8 +66,9 @@ static bool is_busy(const kvf_ucx_link *link) {
     return link->queue.in_flight > 0 || link->messages > 0 || link->lingering > 0;
 }
 
-static bool is_closing(const kvf_ucx_library *ucx, ucs_status_ptr_t closing) {
-    return UCS_PTR_IS_PTR(closing) && ucx->ucp_request_check_status(closing) == UCS_INPROGRESS;
+static bool is_closing(const kvf_ucx_link *link) {
+    return UCS_PTR_IS_PTR(link->closing) &&
+           link->ucx->ucp_request_check_status(link->closing) == UCS_INPROGRESS;
 }
 
 /* Closing an endpoint does not end UCX's copies by devices, and once the context of one has ended by an error, UCX takes
@@ -76,37 +77,61 @@ static bool has_lost_device(const kvf_ucx_endpoint *endpoint) {
     return endpoint->device_context.needed && kvf_cuda_is_lost(endpoint->device_context.device);
 }
 
+static void begin_to_close(kvf_ucx_link *link) {
+    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS,
+                                       .flags = UCP_EP_CLOSE_FLAG_FORCE};
+    link->closing = link->ucx->ucp_ep_close_nbx(link->ep, &param);
+    link->ep = NULL;
+    link->close_until_ns = now_ns() + LINGER_NS;
+}
+
 /*
  * Afterwards UCX accesses no memory for this link any more: all its operations have called back. Or the link stays
  * busy, in two cases. Over shared memory UCX never calls back for operations that a peer which has ended did not take;
  * of such a peer nothing more comes, once everything that it had sent has been taken. And a device may be lost.
+ *
+ * If the queue of a peer's shared memory is full, UCX gives up no operation before the peer takes some from it. As long as
+ * the peer lives it may do so, and answer those that it has.
+ *
+ * @param waits  for such a peer. If not, false: it may still answer
  */
-static void close_ep(kvf_ucx_link *link) {
-    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS, .flags = UCP_EP_CLOSE_FLAG_FORCE};
-    const kvf_ucx_library *ucx = link->ucx;
+static bool close_ep(kvf_ucx_link *link, bool waits) {
     uint32_t idle = 0;
-    if (!link->ep)
-        return;
-    ucs_status_ptr_t closing = ucx->ucp_ep_close_nbx(link->ep, &param);
-    link->ep = NULL;
-    for (int64_t end = now_ns() + LINGER_NS, look = end; is_closing(ucx, closing) || is_busy(link);) {
-        idle = ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
+    if (link->ep)
+        begin_to_close(link);
+    for (int64_t look = link->close_until_ns; is_closing(link) || is_busy(link);) {
+        idle = link->ucx->ucp_worker_progress(link->endpoint->worker) ? 0 : idle + 1;
         const int64_t now = now_ns();
-        if (idle >= IDLE_ROUNDS && now >= end && kvf_beacon_is_gone(&link->queue.watch))
-            break;
         if (now >= look && has_lost_device(link->endpoint))
             break;
         look = now >= look ? now + LINGER_NS : look;
+        if (idle == 0 || now < link->close_until_ns)
+            continue;
+        const bool ended = kvf_beacon_has_ended(&link->queue.watch);
+        if (ended && idle >= IDLE_ROUNDS)
+            break;
+        if (!ended && !waits)
+            return false;
     }
-    if (UCS_PTR_IS_PTR(closing))
-        ucx->ucp_request_free(closing);
+    if (UCS_PTR_IS_PTR(link->closing))
+        link->ucx->ucp_request_free(link->closing);
+    link->closing = NULL;
     kvf_wake_set(&link->endpoint->wake, true); /* messages for other links may have come in meanwhile */
+    return true;
 }
 
-void kvf_ucx_close_lost(kvf_post_queue *queue) {
+bool kvf_ucx_close_lost(kvf_post_queue *queue) {
     kvf_ucx_link *link = (kvf_ucx_link *)queue;
-    close_ep(link);
+    if (!close_ep(link, false))
+        return false;
     kvf_beacon_watch_close(link->endpoint->event_fd, &queue->watch);
+    return true;
+}
+
+/* Of a peer on another machine UCX gives up all operations at once. */
+bool kvf_ucx_is_quiet(const void *self) {
+    const kvf_ucx_link *link = self;
+    return link->queue.watch.socket < 0 || !is_busy(link);
 }
 
 static void free_keys(kvf_ucx_link *link) {
@@ -130,7 +155,9 @@ static void free_closed(kvf_ucx_link *link) {
 static void free_link(kvf_ucx_link *link) {
     kvf_ucx_endpoint *endpoint = link->endpoint;
     const kvf_cuda *entered = kvf_ucx_enter(endpoint);
-    close_ep(link);
+    const bool waits = !kvf_transport_is_closing(endpoint->transport); /* else the worker ends soon */
+    if (!link->queue.lost_told)                                        /* else it was closed before */
+        (void)close_ep(link, waits);
     if (!is_busy(link))
         free_keys(link);
     kvf_ucx_leave(entered);
