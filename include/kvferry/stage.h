@@ -233,7 +233,8 @@ typedef struct kvf_move_info {
 /** @return KVF_OK, KVF_E_INVALID */
 KVF_API kvf_status kvf_move_get_info(const kvf_move *move, kvf_move_info *out);
 
-/** Stops a move; its status becomes KVF_E_CANCELLED once nothing of this side touches its memory any more. */
+/** Stops a move; its status becomes KVF_E_CANCELLED once nothing of this side touches its memory any more. One that is
+ * over stays as it is. */
 KVF_API void kvf_move_cancel(kvf_move *move);
 
 /** Frees a move. One that has not ended is cancelled, and its request must stay until the stage or the peers are

@@ -388,7 +388,9 @@ typedef void (*kvf_done)(void *context, kvf_operation operation, kvf_status stat
  *              inside this function
  * @param out   receives the operation; may be NULL
  * @return KVF_OK, KVF_E_RANGE (a run outside a region; the detail names run, region, offset and size),
- *         KVF_E_NOT_REGISTERED (no such region, or one that is withheld), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
+ *         KVF_E_NOT_REGISTERED (no such region, or one that is withheld), KVF_E_PERMISSION (of UCX and libfabric: the
+ *         owner withholds it because they emulate there), KVF_E_UNSUPPORTED (the kind does not move bytes in this
+ *         direction), KVF_E_PEER_LOST, KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_transport_submit(kvf_peer *peer, kvf_direction direction, const kvf_run *runs,
                                         size_t count, kvf_done done, void *context, kvf_operation *out);
@@ -503,7 +505,8 @@ KVF_API const char *kvf_transfer_detail(const kvf_transfer *transfer);
 /** Bytes and runs completed so far; either may be NULL. */
 KVF_API void kvf_transfer_counts(const kvf_transfer *transfer, uint64_t *bytes, uint64_t *runs);
 
-/** Stops a transfer; its status becomes KVF_E_CANCELLED once nothing touches its memory any more. */
+/** Stops a transfer; its status becomes KVF_E_CANCELLED once nothing touches its memory any more. One that is over stays
+ * as it is. */
 KVF_API void kvf_transfer_cancel(kvf_transfer *transfer);
 
 /** Frees a transfer. One that is still moving is cancelled, and freed when it has ended. */

@@ -417,16 +417,20 @@ static void look_at(kvf_move *move, leg *at) {
         learn(move, at);
 }
 
-kvf_status kvf_move_status(kvf_move *move) {
-    if (!move)
-        return kvf_fail(KVF_E_INVALID, "move: move is NULL");
+static bool is_over(kvf_move *move) {
     bool over = true;
     for (uint32_t i = 0; i < move->leg_count; i++) {
         if (!move->legs[i].over)
             look_at(move, &move->legs[i]);
         over = over && move->legs[i].over;
     }
-    if (!over)
+    return over;
+}
+
+kvf_status kvf_move_status(kvf_move *move) {
+    if (!move)
+        return kvf_fail(KVF_E_INVALID, "move: move is NULL");
+    if (!is_over(move))
         return KVF_IN_PROGRESS;
     return move->failed ? kvf_fail(move->failed, "%s", move->detail) : KVF_OK;
 }
@@ -548,7 +552,7 @@ uint64_t kvf_move_operations(const kvf_move *move) {
 }
 
 void kvf_move_cancel(kvf_move *move) {
-    if (move)
+    if (move && !is_over(move))
         fail(move, KVF_E_CANCELLED, "the move was cancelled by its owner");
 }
 

@@ -241,6 +241,17 @@ static void a_push_is_cancelled_in_the_middle(void **state) {
     cancel(*state, KVF_WRITE);
 }
 
+static void a_move_that_is_over_is_not_cancelled(void **state) {
+    scene s = scene_open(*state, small_arena);
+    kvf_move *move = begin(&s, KVF_READ, 0);
+    assert_ok(stage_world_finish(s.w, move));
+    kvf_move_cancel(move);
+    assert_ok(kvf_move_status(move));
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(s.d, &s.before, 5), 0);
+    stage_scene_close(&s);
+}
+
 static void a_move_that_waits_for_its_turn_can_be_freed(void **state) {
     scene s = scene_open(*state, small_arena);
     kvf_move *move = begin(&s, KVF_READ, 0);
@@ -488,6 +499,7 @@ int main(void) {
         NAMED(the_highest_priority_leaves_some_turns_to_others),
         NAMED(a_pull_is_cancelled_in_the_middle),
         NAMED(a_push_is_cancelled_in_the_middle),
+        NAMED(a_move_that_is_over_is_not_cancelled),
         NAMED(a_move_that_waits_for_its_turn_can_be_freed),
         NAMED(a_move_may_outlive_its_stage),
         NAMED(a_pull_is_stopped_by_its_holder),
