@@ -86,6 +86,13 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     return KVF_OK;
 }
 
+/* The same process names another session though no greeting waits for its answer: an earlier one, in a message that is
+ * late. */
+static bool is_past_welcome(const kvf_session *session, const kvf_welcome *welcome) {
+    return !session->hello_first && welcome->incarnation == session->incarnation &&
+           memcmp(session->id, welcome->session, sizeof session->id) != 0;
+}
+
 static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) {
     if (kvf_wire_read(message)) {
         agent->stats.messages_malformed++;
@@ -101,27 +108,27 @@ static void on_welcome(kvf_agent *agent, kvf_route route, kvf_message *message) 
         return;
     }
     kvf_session *session = greeting_on(agent, route);
-    if (!session || welcome->card.size == 0) {
+    if (!session || welcome->card.size == 0 || is_past_welcome(session, welcome)) {
         agent->stats.messages_stale++;
         return;
     }
     uint64_t now = kvf_agent_now(agent);
     session->last_heard = now;
     kvf_peer_heard(session);
-    session->broken_since = 0;
-    session->unreached = KVF_OK;
     if (memcmp(message->digest, session->digest, sizeof session->digest) != 0) {
         kvf_session_lose(session, KVF_E_MISMATCH, "the peer caches other cells now");
         return;
     }
-    uint64_t asked = session->state == KVF_SESSION_OPEN ? session->hello_sent : session->hello_first;
     kvf_status status = take_welcome(session, welcome);
     if (status == KVF_E_NOMEM)
         return; /* greeted again */
+    session->broken_since = 0;
+    session->unreached = KVF_OK;
     if (status)
         kvf_session_lose(session, status, kvf_error_detail());
-    else
-        kvf_session_clock(session, asked, now, welcome->clock_ns);
+    else if (session->hello_first)
+        kvf_session_clock(session, session->hello_first, now, welcome->clock_ns);
+    session->hello_first = 0;
 }
 
 /* After a temporary refusal we keep asking; a final one ends the tickets that wait. */
@@ -414,7 +421,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
     } else if (session->openings > 0 && !session->broken_since && status == KVF_E_PEER_LOST) {
         /* It may come back, or be another process by now: another HELLO finds out. */
         session->broken_since = kvf_agent_now(agent);
-        session->hello_pause = 0;
+        session->hello_pause = session->hello_first = 0;
         kvf_session_hello(session, session->broken_since);
         kvf_sessions_due(agent, session->broken_since + agent->options.peer_timeout_ns);
     }

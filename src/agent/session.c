@@ -185,7 +185,6 @@ void kvf_hello_send(kvf_agent *agent, kvf_route route, const uint8_t *digest, bo
 void kvf_session_hello(kvf_session *session, uint64_t now) {
     if (!session->hello_first)
         session->hello_first = now;
-    session->hello_sent = now;
     session->hello_pause =
         session->hello_pause ? kvf_min_u64(2 * session->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     session->hello_next = now + session->hello_pause;

@@ -96,7 +96,8 @@ struct kvf_session {
     char *engine;           /* the peer's */
     uint64_t incarnation;
     uint32_t rank, rank_count;
-    uint64_t hello_first, hello_sent, hello_next, hello_pause;
+    /* outgoing: the first HELLO since the last WELCOME, 0: none; the next one, and the time between two */
+    uint64_t hello_first, hello_next, hello_pause;
     uint32_t
         openings; /* outgoing: each time the peer had forgotten, at the latest, what it was asked before */
 

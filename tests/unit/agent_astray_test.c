@@ -281,27 +281,82 @@ static void expect_and_push(scene *s) {
     world_all_done(&s->w, &s->w.p, s->theirs);
 }
 
+/* Meets P, and keeps a copy of its answer to D's greeting. */
+static void meet_and_keep_the_welcome(scene *s) {
+    uint64_t ticket;
+    letters_rule(LETTERS_KEEP, s->p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
+    assert_ok(kvf_agent_connect(s->d, &s->w.p.contact, 0, &ticket));
+    for (int i = 0; i < 2; i++) { /* of the engine, then of its rank */
+        world_run_for(&s->w, 10 * MS);
+        letters_deliver_copies();
+    }
+    assert_int_equal(world_next(&s->w, s->d, ticket)->kind, KVF_EVENT_PEER_READY);
+    letters_no_rules();
+}
+
 /* D has sent P its card, and need not do so again. */
 static void a_repeated_welcome_does_not_begin_the_session_anew(void **state) {
     (void)state;
     scene s;
     lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
-    uint64_t ticket;
-    letters_rule(LETTERS_KEEP, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
-    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
-    for (int i = 0; i < 2; i++) { /* of the engine, then of its rank */
-        world_run_for(&s.w, 10 * MS);
-        letters_deliver_copies();
-    }
-    assert_int_equal(world_next(&s.w, s.d, ticket)->kind, KVF_EVENT_PEER_READY);
+    meet_and_keep_the_welcome(&s);
     expect_and_push(&s);
-    letters_deliver_copies();
-    letters_no_rules();
+    letters_deliver();
     world_run_for(&s.w, 10 * MS);
     const uint32_t met = letters_met();
     letters_rule(LETTERS_PASS, s.d, KVF_MESSAGE_CALL, KVF_CALL_JOIN);
     expect_and_push(&s);
     assert_int_equal(letters_met(), met);
+    lease_close(&s);
+}
+
+/* P has forgotten the session that the message names, and D has another by then. */
+static void a_late_welcome_does_not_bring_a_former_session_back(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    meet_and_keep_the_welcome(&s);
+    world_lose(s.p, world_session(s.p, true));
+    s.wanted.request.way = KVF_WAY_PACKED;
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    assert_ok(kvf_agent_push_ready(s.p, s.theirs[0], CHUNK(0, 16, 4)));
+    world_run_for(&s.w, 100 * MS);
+    const uint64_t stale = world_stats(s.d).messages_stale;
+    const uint32_t openings = world_session(s.d, false)->openings;
+    letters_deliver();
+    world_run_for(&s.w, 100 * MS);
+    assert_int_equal(world_stats(s.d).messages_stale, stale + 2);
+    assert_int_equal(world_session(s.d, false)->openings, openings);
+    world_ready(&s.w.p, s.theirs);
+    world_all_done(&s.w, &s.w.d, s.ours);
+    world_all_done(&s.w, &s.w.p, s.theirs);
+    assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, 1), 0);
+    lease_close(&s);
+}
+
+/* D greets at once, after 50 ms and after 100 ms more. P answers each at once, but the first two answers are under way for
+ * long, and the third is lost. */
+static void a_clock_is_not_compared_by_a_later_greeting_than_was_answered(void **state) {
+    (void)state;
+    scene s;
+    lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+    uint64_t ticket, error = 0;
+    int64_t offset = 1;
+    letters_rule(LETTERS_KEEP, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
+    assert_ok(kvf_agent_connect(s.d, &s.w.p.contact, 0, &ticket));
+    world_run_for(&s.w, 10 * MS);
+    letters_deliver(); /* of the engine */
+    world_until(&s.w, letters_kept() == 2);
+    letters_no_rules();
+    letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_WELCOME, (kvf_call_kind)0);
+    world_until(&s.w, letters_met() == 4);
+    world_run_for(&s.w, 10 * MS);
+    letters_deliver();
+    letters_no_rules();
+    assert_int_equal(world_next(&s.w, s.d, ticket)->kind, KVF_EVENT_PEER_READY);
+    assert_ok(kvf_agent_clock_offset(s.d, "P", 0, &offset, &error));
+    assert_true((uint64_t)(offset < 0 ? -offset : offset) <= error); /* both have the same clock */
     lease_close(&s);
 }
 
@@ -636,6 +691,8 @@ int main(void) {
         cmocka_unit_test(a_refusal_that_is_lost_is_said_again),
         cmocka_unit_test(a_late_written_does_not_end_the_next_expectation_of_its_name),
         cmocka_unit_test(a_repeated_welcome_does_not_begin_the_session_anew),
+        cmocka_unit_test(a_late_welcome_does_not_bring_a_former_session_back),
+        cmocka_unit_test(a_clock_is_not_compared_by_a_later_greeting_than_was_answered),
         cmocka_unit_test(a_lost_word_that_nothing_is_wanted_is_said_again),
         cmocka_unit_test(a_word_that_nothing_is_wanted_outlives_its_session),
         cmocka_unit_test(a_word_that_nothing_is_wanted_is_forgotten_when_its_time_is_over),
