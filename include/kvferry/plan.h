@@ -185,11 +185,12 @@ typedef struct kvf_prediction {
 
 /**
  * Predicts one request of `tokens` tokens (and one state for each state group) from one source, with blocks scattered
- * over memory.
+ * over memory. Cost: O(blocks of the tokens).
  *
- * @param cost  NULL: `ns` is 0
- * @param out   struct_size is set by the caller; the rest is filled in
- * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID
+ * @param tokens  up to 2^32 - 1
+ * @param cost    NULL: `ns` is 0
+ * @param out     struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_RANGE (no such source; tokens), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens,
                                     const kvf_cost_model *cost, kvf_prediction *out);

@@ -284,9 +284,10 @@ typedef struct kvf_way_prediction {
  * Predicts one request of `tokens` tokens (and one state for each state group) from one source, by each way, with
  * blocks scattered over memory and the costs that a stage begins with.
  *
- * @param kind  as in kvf_cost_assumed()
- * @param out   struct_size is set by the caller; the rest is filled in
- * @return KVF_OK, KVF_E_RANGE (no such source), KVF_E_INVALID, KVF_E_NOMEM
+ * @param tokens  up to 2^32 - 1
+ * @param kind    as in kvf_cost_assumed()
+ * @param out     struct_size is set by the caller; the rest is filled in
+ * @return KVF_OK, KVF_E_RANGE (no such source; tokens), KVF_E_INVALID, KVF_E_NOMEM
  */
 KVF_API kvf_status kvf_way_predict(const kvf_plan *plan, uint32_t source, uint64_t tokens, const char *kind,
                                    kvf_way_prediction *out);

@@ -228,7 +228,7 @@ class Plan(Handle):
     def predict(self, source: int, tokens: int, cost: CostModel | None = None) -> Prediction:
         """Predicts one request of `tokens` tokens (and one state of each state group), blocks scattered.
 
-        Raises OutOfRangeError when there is no such source.
+        Raises OutOfRangeError when there is no such source, and for 2^32 tokens and more.
         """
         resource = self._get()
         model = Arena().new("kvf_cost_model", **vars(CostModel() if cost is None else of_type(CostModel, cost)))

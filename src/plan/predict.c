@@ -155,6 +155,9 @@ kvf_status kvf_plan_predict(const kvf_plan *plan, uint32_t source, uint64_t toke
         return kvf_fail(KVF_E_INVALID, "plan is NULL");
     if (source >= plan->source_count)
         return kvf_fail(KVF_E_RANGE, "source is %u; the plan has %u", source, plan->source_count);
+    if (tokens > UINT32_MAX) /* the time grows with them, and the sums are of 64 bits */
+        return kvf_fail(KVF_E_RANGE, "tokens is %llu; allowed: up to %u", (unsigned long long)tokens,
+                        UINT32_MAX);
     kvf_status status = kvf_check_out(out, "kvf_prediction");
     if (status)
         return status;

@@ -480,6 +480,22 @@ static void a_prediction_counts_bytes_runs_and_their_cost(void **state) {
     free_pair(&p);
 }
 
+static void a_prediction_takes_as_many_tokens_as_32_bits_count(void **state) {
+    (void)state;
+    const kvf_engine_spec *spec =
+        ENGINE(.all = {.tokens_per_block = 1u << 24, .block_count = 1, .order = "L|BNPH"});
+    pair p = pair_of(attention(1, 1, 4), spec, spec);
+    kvf_plan *plan = plan_of(&p, 0);
+    kvf_prediction got = {.struct_size = sizeof got};
+    assert_prediction(plan, 0, UINT32_MAX, UINT32_MAX * UINT64_C(16),
+                      256); /* 256 blocks, K and V side by side */
+    assert_fails(kvf_plan_predict(plan, 0, UINT64_C(1) << 32, NULL, &got), KVF_E_RANGE,
+                 "tokens is 4294967296", "up to 4294967295");
+    assert_fails(kvf_plan_predict(plan, 0, UINT64_MAX, NULL, &got), KVF_E_RANGE, "18446744073709551615");
+    kvf_plan_free(plan);
+    free_pair(&p);
+}
+
 static void a_head_slice_of_each_token_is_a_run_of_its_own(void **state) {
     (void)state;
     pair p = pair_of(attention(1, 4, 4), ENGINE(.tp_size = 2, .all = BLOCKS(.order = "L|BPNH")),
@@ -677,6 +693,7 @@ int main(void) {
         cmocka_unit_test(a_large_model_takes_a_rule_a_source_and_less_than_64_kib),
         cmocka_unit_test(the_size_of_a_plan_does_not_depend_on_the_number_of_blocks),
         cmocka_unit_test(a_prediction_counts_bytes_runs_and_their_cost),
+        cmocka_unit_test(a_prediction_takes_as_many_tokens_as_32_bits_count),
         cmocka_unit_test(a_head_slice_of_each_token_is_a_run_of_its_own),
         cmocka_unit_test(a_whole_page_is_one_run_and_a_part_of_it_several),
         cmocka_unit_test(blocks_of_different_sizes_are_cut_at_both),
