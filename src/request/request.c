@@ -171,7 +171,9 @@ static kvf_status fill_group(kvf_request *request, uint32_t group, const kvf_gro
     const kvf_held_group *held = &plan->local->groups[group];
     const kvf_engine_group *remote_group = &plan->remote->groups[group];
     uint64_t begin = first_wanted(request, group, wanted);
-    for (uint32_t w = 0; w < plan->walk_count && !status; w++) {
+    /* Backwards: the walk of a group's whole blocks comes last, and finds a table that does not reach at its first block
+     * beyond. The other one passes over whole blocks without looking them up, however many there are. */
+    for (uint32_t w = plan->walk_count; w-- > 0 && !status;) {
         const kvf_plan_walk *sides = &plan->walks[w];
         if (sides->group != group)
             continue;

@@ -552,6 +552,17 @@ static void steps_near_the_end_of_numbers_are_refused(void **state) {
                  "local table", "step 4611686018427387902");
 }
 
+/* Where blocks have the same size on both sides, whole ones and the others are walked apart. */
+static void an_end_far_beyond_tables_with_the_same_blocks_is_refused_at_once(void **state) {
+    (void)state;
+    asked_request a = asked_between(latent_of(1, (kvf_group_desc){.name = "mla"}), FOURS, FOURS, 0);
+    assert_fails(set_one(&a, TABLE(3, 1, 7), TABLE(5, 2, 0), 0, UINT64_MAX / 4), KVF_E_RANGE, "group mla",
+                 "local table", "step 12 is in block 3", "[0, 3)");
+    assert_fails(set_one(&a, TABLE(3, 1, 7), TABLE(5), 2, UINT64_MAX / 4), KVF_E_RANGE, "remote table",
+                 "step 4");
+    free_asked(&a);
+}
+
 static void a_table_without_its_list_is_refused(void **state) {
     asked_request *a = *state;
     kvf_block_table broken = {NULL, 2, 0};
@@ -692,6 +703,7 @@ int main(void) {
         REQUEST_TEST(missing_arguments_are_named),
         REQUEST_TEST(a_range_must_not_end_before_it_begins),
         REQUEST_TEST(steps_near_the_end_of_numbers_are_refused),
+        cmocka_unit_test(an_end_far_beyond_tables_with_the_same_blocks_is_refused_at_once),
         REQUEST_TEST(a_table_without_its_list_is_refused),
         REQUEST_TEST(a_table_that_begins_at_the_last_possible_block_is_read_without_overflow),
         cmocka_unit_test_teardown(a_request_of_a_size_it_has_had_allocates_nothing, stop_counting_memory),
