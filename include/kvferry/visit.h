@@ -63,8 +63,8 @@ KVF_API const char *kvf_visited_facts(const kvf_visited *visited);
 KVF_API uint32_t kvf_visited_protocol(const kvf_visited *visited);
 
 /**
- * The round trips of the greetings, in nanoseconds, in order. A greeting that was lost or repeated is left out, because
- * its answer cannot be matched with certainty.
+ * The round trips of the greetings, in nanoseconds, in order. Answers do not name their greeting, so each is matched by
+ * their number: if a greeting is not answered for 5 s, it and those after it are left out.
  *
  * @param count  receives how many there are: at most `greetings` of the options
  * @return an array owned by `visited`

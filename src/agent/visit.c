@@ -57,7 +57,7 @@ static void end(visit *v, kvf_status status) {
 
 static void greet(visit *v, uint64_t now) {
     v->pause = v->pause ? kvf_min_u64(2 * v->pause, LONGEST_PAUSE) : FIRST_PAUSE;
-    v->next = now + v->pause;
+    v->next = now + (v->measuring ? PATIENCE : v->pause);
     v->greeted = now;
     v->unanswered++;
     /* To measure, the shortest answer is enough: one rank, and no facts. */
@@ -127,7 +127,6 @@ static void measure_next(visit *v) {
         end(v, KVF_OK);
         return;
     }
-    v->pause = LONGEST_PAUSE;
     greet(v, kvf_now(&kvf_monotonic));
 }
 
@@ -150,13 +149,6 @@ static void take_measured(visit *v) {
     measure_next(v);
 }
 
-/* A greeting or its answer was lost. */
-static void give_up_measured(visit *v) {
-    v->unanswered = 0;
-    v->greetings--;
-    measure_next(v);
-}
-
 static void take_part(visit *v, const kvf_message *message) {
     bool complete = false;
     kvf_status status = kvf_gather(&v->gathering, message->digest, &message->welcome, &complete);
@@ -170,7 +162,6 @@ static void take_part(visit *v, const kvf_message *message) {
 }
 
 static void take_welcome(visit *v, const kvf_message *message) {
-    v->unanswered -= v->unanswered > 0;
     if (!v->measuring)
         take_part(v, message);
     else
@@ -185,6 +176,7 @@ static void on_message(void *context, const kvf_letter *letter) {
     bool welcome = message.kind == KVF_MESSAGE_WELCOME;
     if (!welcome && message.kind != KVF_MESSAGE_REFUSED)
         return;
+    v->unanswered -= v->unanswered > 0;
     if (message.version != KVF_WIRE_VERSION)
         end(v, kvf_fail(KVF_E_UNSUPPORTED,
                         "the engine speaks version %u of the protocol; this library speaks version %u",
@@ -218,8 +210,9 @@ static void run(visit *v, uint64_t timeout_ns) {
         uint64_t now = kvf_now(&kvf_monotonic);
         if (v->over)
             break;
-        if (now >= deadline && v->measuring) {
-            end(v, KVF_OK); /* with what was measured */
+        if (v->measuring && now >= kvf_min_u64(deadline, v->next)) {
+            /* With what was measured: if a greeting is not answered, later answers cannot be matched. */
+            end(v, KVF_OK);
             break;
         }
         if (now >= deadline) {
@@ -228,9 +221,7 @@ static void run(visit *v, uint64_t timeout_ns) {
             end(v, kvf_fail(KVF_E_TIMEOUT, "no answer within %.1f s: %s", (double)timeout_ns / 1e9, reason));
             break;
         }
-        if (now >= v->next && v->measuring)
-            give_up_measured(v);
-        else if (now >= v->next)
+        if (now >= v->next)
             greet(v, now);
         if (!more && !kvf_link_pending(v->link))
             kvf_link_sleep(v->link, now, kvf_min_u64(v->next, deadline));
