@@ -134,9 +134,6 @@ static kvf_status check_request(const kvf_agent *agent, kvf_request_kind kind,
     if (request->way > KVF_WAY_PACKED)
         return kvf_fail(KVF_E_INVALID, "way is %d; allowed: 0 (the agent's), 1 (direct) and 2 (packed)",
                         (int)request->way);
-    kvf_status status = kvf_check_reserved(request->contact.reserved, 2, "kvf_contact");
-    if (status)
-        return status;
     if (!request->groups && kind != KVF_REQUEST_PULL)
         return kvf_fail(KVF_E_INVALID, "groups is NULL");
     return KVF_OK;
@@ -185,6 +182,8 @@ kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kv
     } else {
         request = *given;
     }
+    if (!status)
+        status = kvf_check_reserved(request.contact.reserved, 2, "kvf_contact");
     if (status)
         return status;
     kvf_ticket *ticket = kvf_alloc0(1, ops->size);

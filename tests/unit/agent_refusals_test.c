@@ -128,6 +128,9 @@ static void a_contact_names_another_engine_and_its_endpoint(void **state) {
     assert_fails(kvf_agent_connect(s.d, &contact, 0, &ticket), KVF_E_INVALID, "too long or empty");
     contact.engine = name;
     assert_fails(kvf_agent_connect(s.d, &contact, 0, &ticket), KVF_E_INVALID, "1 to 255 characters");
+    contact.reserved[0] = 1;
+    assert_fails(kvf_agent_connect(s.d, &contact, 0, &ticket), KVF_E_INVALID, "kvf_contact.reserved[0]");
+    contact.reserved[0] = 0;
     contact.engine = name + 1;
     assert_ok(kvf_agent_connect(s.d, &contact, SECOND, &ticket));
     (void)world_failed(&s.w, s.d, ticket, KVF_E_MISMATCH);
