@@ -11,6 +11,7 @@
 #include "agent/stage.h"
 #include "agent/summing.h"
 #include "agent/ticket.h"
+#include "request/request.h"
 #include "shard/shard.h"
 #include "transport/memory.h"
 #include "transport/transport.h"
@@ -321,10 +322,12 @@ static kvf_status unregister(kvf_agent *agent, uint32_t region) {
     if (status)
         return status;
     const kvf_ticket *user = find_user(agent, region);
-    if (user)
-        return kvf_fail(KVF_E_AGAIN, "request \"%.*s\", ticket %llu, has blocks in region %u",
-                        (int)kvf_min_u64(user->id_bytes, 64), (const char *)user->id,
+    if (user) {
+        char id[KVF_ID_TEXT_BYTES];
+        kvf_request_id_text((kvf_request_id){user->id, user->id_bytes}, id);
+        return kvf_fail(KVF_E_AGAIN, "request \"%s\", ticket %llu, has blocks in region %u", id,
                         (unsigned long long)user->number, region);
+    }
     if (kvf_summing_is_busy(agent->summing))
         return kvf_fail(KVF_E_AGAIN, "a device computes checksums, and has not finished");
     close_memory(agent);

@@ -3,6 +3,14 @@
  */
 #include "request/request.h"
 
+void kvf_request_id_text(kvf_request_id id, char text[KVF_ID_TEXT_BYTES]) {
+    const unsigned char *bytes = id.data;
+    size_t shown = bytes ? kvf_min_u64(id.size, KVF_ID_TEXT_BYTES - 4) : 0;
+    for (size_t i = 0; i < shown; i++)
+        text[i] = (char)(bytes[i] >= ' ' && bytes[i] < 0x7f ? bytes[i] : '?');
+    memcpy(text + shown, shown < id.size ? "..." : "", shown < id.size ? 4 : 1);
+}
+
 kvf_status kvf_block_table_tail(const uint32_t *ids, uint32_t count, uint64_t tokens,
                                 uint32_t tokens_per_block, kvf_block_table *out) {
     if ((count && !ids) || !out || tokens_per_block == 0)

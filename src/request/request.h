@@ -9,6 +9,11 @@
 #include "base/base.h"
 #include "plan/plan.h"
 
+#define KVF_ID_TEXT_BYTES 64u
+
+/** The id of a request for a message: its first bytes, with question marks for those that cannot be printed. */
+void kvf_request_id_text(kvf_request_id id, char text[KVF_ID_TEXT_BYTES]);
+
 /** Steps that are neighbours in one kernel block of either side. */
 typedef struct kvf_piece {
     uint32_t local_block; /* kernel block ids */

@@ -1,5 +1,5 @@
 /*
- * What the files of this room share: checking, printing and comparing keys of requests and blocks.
+ * What the files of this room share: checking and comparing keys of requests and blocks.
  */
 #ifndef KVF_SCHEDULE_KEYS_H
 #define KVF_SCHEDULE_KEYS_H
@@ -7,14 +7,10 @@
 #include <kvferry/schedule.h>
 
 #include "base/tables.h"
+#include "request/request.h"
 
 /** KVF_E_RANGE or KVF_E_INVALID if these bytes cannot be an id; `what` and `index` are for the message. */
 kvf_status kvf_check_request_id(kvf_request_id id, const char *what, size_t index);
-
-#define KVF_ID_TEXT_BYTES 64u
-
-/** An id for a message: its first bytes, with question marks for those that cannot be printed. */
-void kvf_request_id_text(kvf_request_id id, char text[KVF_ID_TEXT_BYTES]);
 
 /** Compares by the bytes of the id, then by generation, as memcmp() does. */
 int kvf_compare_request_keys(const void *a, const void *b);

@@ -12,14 +12,6 @@ kvf_status kvf_check_request_id(kvf_request_id id, const char *what, size_t inde
     return KVF_OK;
 }
 
-void kvf_request_id_text(kvf_request_id id, char text[KVF_ID_TEXT_BYTES]) {
-    const unsigned char *bytes = id.data;
-    size_t shown = bytes ? kvf_min_u64(id.size, KVF_ID_TEXT_BYTES - 4) : 0;
-    for (size_t i = 0; i < shown; i++)
-        text[i] = (char)(bytes[i] >= ' ' && bytes[i] < 0x7f ? bytes[i] : '?');
-    memcpy(text + shown, shown < id.size ? "..." : "", shown < id.size ? 4 : 1);
-}
-
 int kvf_compare_request_keys(const void *a, const void *b) {
     const kvf_request_key *left = a, *right = b;
     size_t common = left->id.size < right->id.size ? left->id.size : right->id.size;

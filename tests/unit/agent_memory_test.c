@@ -133,6 +133,19 @@ static void a_region_with_blocks_of_a_request_stays_and_the_request_is_named(voi
     tear_down(&s);
 }
 
+static void a_request_whose_id_is_no_text_is_named_without_what_cannot_be_printed(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s);
+    s.held.request.id = (kvf_request_id){"a\0,\x1b[m\n\xff", 8};
+    world_hold(&s.w.p, &s.held, s.theirs);
+    assert_fails(kvf_agent_unregister_region(s.p, 0), KVF_E_AGAIN, "request \"a?,?[m??\", ticket 1",
+                 "region 0");
+    assert_ok(kvf_agent_cancel(s.p, s.theirs[0]));
+    (void)world_next(&s.w, s.p, s.theirs[0]);
+    tear_down(&s);
+}
+
 /* P has answered the card that is no longer valid by the time that D hears of it. */
 static void a_consumer_whose_cache_moves_while_it_joins_joins_again(void **state) {
     (void)state;
@@ -419,6 +432,7 @@ int main(void) {
         cmocka_unit_test(a_consumer_whose_cache_moves_greets_no_producer_again),
         cmocka_unit_test(a_consumer_whose_cache_moves_while_it_joins_joins_again),
         cmocka_unit_test(a_region_with_blocks_of_a_request_stays_and_the_request_is_named),
+        cmocka_unit_test(a_request_whose_id_is_no_text_is_named_without_what_cannot_be_printed),
         cmocka_unit_test(a_region_without_blocks_of_a_request_may_go),
         cmocka_unit_test(a_pull_is_verified_while_another_region_is_gone),
         cmocka_unit_test(a_push_goes_on_while_its_consumer_joins_again_because_another_region_has_changed),
