@@ -440,8 +440,9 @@ typedef struct kvf_agent_request {
      */
     uint64_t bytes_per_second;
     /**
-     * hold, push: before this event no byte is read, and no consumer learns of the blocks; NULL: at once. pull, expect:
-     * before it no byte is written to the blocks; the deadline counts from the call.
+     * An event to wait for; NULL: none. Until it has happened, no byte of a hold's or a push's blocks is read, and no
+     * consumer learns of them; and no byte of a pull's or an expect's blocks is written. A deadline counts from the call,
+     * the lease of a hold from the event.
      */
     const kvf_ready_event *after;
     /**
@@ -510,7 +511,7 @@ KVF_API kvf_status kvf_agent_pull(kvf_agent *agent, const kvf_agent_request *req
 KVF_API kvf_status kvf_agent_pull_into(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                        uint32_t group_count);
 
-/** The same, and no byte is written to the blocks before an event; NULL: at once. */
+/** The same with an event to wait for, as in kvf_agent_request: until it has happened, no byte is written to the blocks. */
 KVF_API kvf_status kvf_agent_pull_into_after(kvf_agent *agent, uint64_t ticket, const kvf_group_steps *groups,
                                              uint32_t group_count, const kvf_ready_event *after);
 

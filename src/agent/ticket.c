@@ -460,7 +460,7 @@ bool kvf_ticket_unmet(const kvf_asker *ticket, char *why, size_t bytes) {
         }
     }
     if (ticket->after)
-        (void)snprintf(why, bytes, "the event before which no byte may be written has not happened");
+        (void)snprintf(why, bytes, "the event that the request waits for (`after`) has not happened");
     return ticket->after != NULL;
 }
 

@@ -527,7 +527,7 @@ static void a_request_whose_blocks_are_used_for_too_long_fails_and_says_why(void
         scene s;
         begin_to_fill(&s, how, KVF_READY_FD);
         const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_TIMEOUT);
-        assert_non_null(strstr(failed->detail, "the event before which no byte may be written"));
+        assert_non_null(strstr(failed->detail, "the event that the request waits for (`after`)"));
         assert_true(failed->blocks_free);
         assert_int_equal(world_wrong_cells(&s.w, &s.w.d, &s.wanted, OLD), 0);
         happen(&s); /* too late: it has no effect */
