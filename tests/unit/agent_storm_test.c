@@ -263,6 +263,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_is_left_after_a_storm)};
     if (argc == 3) {
         uint64_t first = strtoull(argv[1], NULL, 10), count = strtoull(argv[2], NULL, 10);
+        (void)world_is_simulated(NULL);
         for (uint64_t seed = first; seed < first + count; seed++)
             run(seed, seed % 2 ? 10 : 2);
         return 0;
