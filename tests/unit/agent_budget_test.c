@@ -1,6 +1,5 @@
 /* How much memory a peer can make an agent keep, and for how long. */
 #include <stdio.h>
-#include <time.h>
 
 #include "agent/agent.h"
 #include "agent/budget.h"
@@ -8,6 +7,7 @@
 #include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/push.h"
+#include "agent_crowd.h"
 #include "agent_net.h"
 #include "agent_speaker.h"
 
@@ -500,43 +500,17 @@ static void a_release_is_taken_if_a_lease_ends_with_it(void **state) {
     close_scene(&s);
 }
 
-static uint64_t processor_time(void) {
-    struct timespec t;
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (uint64_t)t.tv_sec * SECOND + (uint64_t)t.tv_nsec;
-}
-
-static void hear(kvf_agent *agent, const kvf_message *message, const uint8_t *key) {
-    kvf_wire_buffer bytes;
-    assert_ok(kvf_wire_encode(message, &bytes));
-    kvf_work_take(agent);
-    kvf_on_message(agent, &(kvf_letter){.route = 1, .key = key, .data = bytes.data, .bytes = bytes.size});
-    kvf_work_give(agent);
-    kvf_wire_buffer_free(&bytes);
-}
-
-/* Opens a session of an engine of its own. */
-static void greet_as(kvf_agent *agent, uint32_t number, const uint8_t *key) {
-    uint8_t secret[KVF_WIRE_SECRET_BYTES] = {1};
-    char name[32];
-    memcpy(secret + 1, &number, sizeof number);
-    (void)snprintf(name, sizeof name, "greedy-%u", number);
-    const kvf_message hello = speaker_hello(name, secret, agent->digest);
-    hear(agent, &hello, key);
-}
-
 /* The processor time of a greeting where there are so many sessions. */
 static uint64_t time_to_greet(uint32_t count) {
     enum { TIMES = 200 };
-    static const uint8_t key[KVF_KEY_BYTES] = {1};
     scene s;
     open_scene(&s, OPTIONS());
     for (uint32_t i = 0; i < count; i++)
-        greet_as(s.p, i, key);
-    const uint64_t begun = processor_time();
+        crowd_greets(s.p, i);
+    const uint64_t begun = crowd_time();
     for (uint32_t i = 0; i < TIMES; i++)
-        greet_as(s.p, count + i, key);
-    const uint64_t spent = processor_time() - begun;
+        crowd_greets(s.p, count + i);
+    const uint64_t spent = crowd_time() - begun;
     assert_int_equal(world_stats(s.p).peers_now, count + TIMES + 1);
     close_scene(&s);
     return spent / TIMES;
@@ -544,18 +518,11 @@ static uint64_t time_to_greet(uint32_t count) {
 
 static void a_greeting_takes_no_longer_where_there_are_many_sessions(void **state) {
     (void)state;
-    enum { FEW = 1200, MANY = 7500, TIMES = 3 };
-    uint64_t few = UINT64_MAX, many = UINT64_MAX;
-    for (uint32_t i = 0; i < TIMES; i++) {
-        few = kvf_min_u64(few, time_to_greet(FEW));
-        many = kvf_min_u64(many, time_to_greet(MANY));
-    }
-    assert_in_range(many, 0, 4 * few + 2000); /* 6 times as long, if all sessions were visited */
+    crowd_compare(time_to_greet, 1200, 7500, 4, 2000); /* 6 times as long, if all sessions were visited */
 }
 
 /* The processor time for each of so many leases of the holders of one key, which all run out at once. */
 static uint64_t time_to_expire(uint32_t count) {
-    static const uint8_t key[KVF_KEY_BYTES] = {1};
     scene s;
     world_request held;
     uint64_t hold;
@@ -564,18 +531,18 @@ static uint64_t time_to_expire(uint32_t count) {
     held.request.deadline_ns = 100 * SECOND;
     world_hold(&s.w.p, &held, &hold);
     for (uint32_t i = 0; i < count; i++) {
-        greet_as(s.p, i, key);
+        crowd_greets(s.p, i);
         kvf_message message = {.kind = KVF_MESSAGE_CALL, .call = acquire("a", SECOND)};
         message.call.number = 1;
         memcpy(message.call.session, s.p->all_sessions->prev->id, sizeof message.call.session);
-        hear(s.p, &message, key);
+        crowd_says(s.p, &message);
     }
     assert_int_equal(world_stats(s.p).leases_now, count);
     net_advance(LEASE);
-    const uint64_t begun = processor_time();
+    const uint64_t begun = crowd_time();
     while (world_stats(s.p).leases_now > 0)
         assert_ok(kvf_agent_progress(s.p, NULL));
-    const uint64_t spent = processor_time() - begun;
+    const uint64_t spent = crowd_time() - begun;
     assert_int_equal(world_stats(s.p).leases_expired, count);
     close_scene(&s);
     return spent / count;
@@ -583,13 +550,7 @@ static uint64_t time_to_expire(uint32_t count) {
 
 static void the_end_of_a_lease_takes_no_longer_where_there_are_many_sessions(void **state) {
     (void)state;
-    enum { FEW = 1000, MANY = 6000, TIMES = 3 };
-    uint64_t few = UINT64_MAX, many = UINT64_MAX;
-    for (uint32_t i = 0; i < TIMES; i++) {
-        few = kvf_min_u64(few, time_to_expire(FEW));
-        many = kvf_min_u64(many, time_to_expire(MANY));
-    }
-    assert_in_range(many, 0, 3 * few + 1000); /* all sessions were visited for each lease */
+    crowd_compare(time_to_expire, 1000, 6000, 3, 1000); /* all sessions were visited for each lease */
 }
 
 /* Each expectation of a push is told its records until it answers, and one peer may expect one push often. */

@@ -1,12 +1,11 @@
 /* Packed requests between agents, in virtual time. */
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-#include "agent/hear.h"
 #include "agent/hold.h"
 #include "agent/permit.h"
 #include "agent/stage.h"
+#include "agent_crowd.h"
 #include "agent_letters.h"
 #include "agent_packed_scene.h"
 #include "agent_speaker.h"
@@ -559,46 +558,25 @@ static void an_engine_whose_stage_sends_nonsense_is_told_of(void **state) {
 /* The processor time in which P hears a bad message of a flow, while so many clients have sessions. */
 static uint64_t time_of_nonsense(uint32_t clients) {
     enum { TIMES = 200 };
-    static const uint8_t key[KVF_KEY_BYTES] = {1};
     world w;
-    struct timespec t[2];
-    char name[KVF_ENDPOINT_NAME_BYTES];
     const kvf_agent_options options = options_of(KVF_WAY_PACKED);
     world_open_model(&w, attention(2, 4, 8), ONE("P"), ONE("D"), &options);
     kvf_agent *p = w.p.agents[0];
-    for (uint32_t i = 0; i < clients; i++) {
-        uint8_t secret[KVF_WIRE_SECRET_BYTES] = {1};
-        kvf_wire_buffer bytes;
-        (void)snprintf(name, sizeof name, "greedy-%u", i);
-        memcpy(secret + 1, &i, sizeof i);
-        const kvf_message hello = speaker_hello(name, secret, p->digest);
-        assert_ok(kvf_wire_encode(&hello, &bytes));
-        kvf_work_take(p);
-        kvf_on_message(p, &(kvf_letter){.route = 1, .key = key, .data = bytes.data, .bytes = bytes.size});
-        kvf_work_give(p);
-        kvf_wire_buffer_free(&bytes);
-    }
+    for (uint32_t i = 0; i < clients; i++)
+        crowd_greets(p, i);
     assert_int_equal(world_stats(p).peers_now, clients);
     const kvf_stage_options *given = &p->stage->options;
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t[0]);
+    const uint64_t begun = crowd_time();
     for (uint32_t i = 0; i < TIMES; i++)
         given->on_event(given->context, "nobody#0@0000000000000001", KVF_E_PARSE, "not a message");
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t[1]);
+    const uint64_t spent = crowd_time() - begun;
     world_close(&w);
-    return ((uint64_t)(t[1].tv_sec - t[0].tv_sec) * SECOND + (uint64_t)t[1].tv_nsec -
-            (uint64_t)t[0].tv_nsec) /
-           TIMES;
+    return spent / TIMES;
 }
 
 static void a_bad_message_takes_no_longer_to_hear_where_there_are_many_sessions(void **state) {
     (void)state;
-    enum { FEW = 100, MANY = 4000, TIMES = 3 };
-    uint64_t few = UINT64_MAX, many = UINT64_MAX;
-    for (uint32_t i = 0; i < TIMES; i++) {
-        few = kvf_min_u64(few, time_of_nonsense(FEW));
-        many = kvf_min_u64(many, time_of_nonsense(MANY));
-    }
-    assert_in_range(many, 0, 3 * few + 5000); /* all sessions were visited each time */
+    crowd_compare(time_of_nonsense, 100, 4000, 3, 5000); /* all sessions were visited each time */
 }
 
 /* Data may be under way when a permission or a session ends, and we may lack memory. */
