@@ -345,6 +345,9 @@ void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 const char *kvf_request_kind_name(kvf_request_kind kind);
 /** A request id, which is any bytes, as a text of JSON: those that are not printable ASCII are shown as \xNN. */
 struct json_object *kvf_visible_id(const void *id, size_t bytes);
+/** A text as one of JSON, which is UTF-8: names and sentences of peers may be any bytes, and '?' stands for each that is
+ * part of no character. */
+struct json_object *kvf_visible_text(const char *text);
 
 /** KVF_E_INVALID: the agent is NULL, or a directory, which has no memory. */
 kvf_status kvf_agent_needs_memory(const kvf_agent *agent);

@@ -310,7 +310,7 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
     if (!line)
         return;
     add(line, "failure", json_object_new_string(what));
-    add(line, "engine", json_object_new_string(agent->name ? agent->name : ""));
+    add(line, "engine", kvf_visible_text(agent->name ? agent->name : ""));
     add(line, "rank", json_object_new_int64(agent->rank));
     if (ticket) {
         add(line, "kind", json_object_new_string(kvf_request_kind_name(ticket->kind)));
@@ -321,11 +321,11 @@ void kvf_log_failure(kvf_agent *agent, const char *what, const kvf_ticket *ticke
             json_object_new_uint64((kvf_agent_now(agent) - ticket->created) / KVF_MILLISECOND));
     }
     if (engine)
-        add(line, "peer", json_object_new_string(engine));
+        add(line, "peer", kvf_visible_text(engine));
     if (engine && rank != KVF_NO_RANK)
         add(line, "peer_rank", json_object_new_int64(rank));
     add(line, "status", json_object_new_string(kvf_status_name(status)));
-    add(line, "detail", json_object_new_string(detail ? detail : ""));
+    add(line, "detail", kvf_visible_text(detail ? detail : ""));
     const char *text =
         json_object_to_json_string_ext(line, JSON_C_TO_STRING_PLAIN | JSON_C_TO_STRING_NOSLASHESCAPE);
     if (text)

@@ -42,6 +42,42 @@ struct json_object *kvf_visible_id(const void *id, size_t bytes) {
     return value;
 }
 
+/* How many bytes the character of UTF-8 has that begins here; 0: none does. */
+static size_t character_at(const unsigned char *at) {
+    static const struct {
+        unsigned char mask, mark; /* of the first byte */
+        uint32_t least;           /* what fewer bytes cannot say */
+    } forms[] = {{0x80, 0x00, 0}, {0xe0, 0xc0, 0x80}, {0xf0, 0xe0, 0x800}, {0xf8, 0xf0, 0x10000}};
+    size_t more = 0;
+    while (more < 4 && (at[0] & forms[more].mask) != forms[more].mark)
+        more++;
+    if (more == 4)
+        return 0;
+    uint32_t value = at[0] & (unsigned char)~forms[more].mask;
+    for (size_t i = 1; i <= more; i++) {
+        if ((at[i] & 0xc0) != 0x80)
+            return 0;
+        value = value << 6 | (at[i] & 0x3f);
+    }
+    const bool is_half = value >= 0xd800 && value <= 0xdfff; /* of a character of UTF-16 */
+    return value >= forms[more].least && value <= 0x10ffff && !is_half ? more + 1 : 0;
+}
+
+struct json_object *kvf_visible_text(const char *text) {
+    char *copy = kvf_strdup(text);
+    if (!copy)
+        return NULL;
+    for (char *at = copy; *at;) {
+        const size_t bytes = character_at((const unsigned char *)at);
+        if (bytes == 0)
+            *at = '?';
+        at += bytes ? bytes : 1;
+    }
+    struct json_object *value = json_object_new_string(copy);
+    kvf_free(copy);
+    return value;
+}
+
 const char *kvf_request_kind_name(kvf_request_kind kind) {
     static const char *const names[] = {"none", "hold", "pull", "push", "expect", "connect"};
     KVF_ASSERT(kind >= 0 && (size_t)kind < sizeof names / sizeof *names);
@@ -85,7 +121,7 @@ static struct json_object *read_failure(const kvf_log_line *line) {
 static bool add_members(struct json_object *line, const kvf_log_line *from) {
     struct json_object *failure = read_failure(from);
     if (!failure) {
-        struct json_object *value = json_object_new_string(from->text);
+        struct json_object *value = kvf_visible_text(from->text);
         return value && json_object_object_add(line, "text", value) == 0;
     }
     bool all = true;

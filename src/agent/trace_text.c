@@ -40,7 +40,7 @@ static void add(writer *w, struct json_object *to, const char *name, struct json
 }
 
 static void add_text(writer *w, struct json_object *to, const char *name, const char *text) {
-    add(w, to, name, json_object_new_string(text));
+    add(w, to, name, kvf_visible_text(text));
 }
 
 static void add_number(writer *w, struct json_object *to, const char *name, uint64_t number) {

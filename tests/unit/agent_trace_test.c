@@ -486,6 +486,59 @@ static void a_line_of_the_log_is_written_as_text_or_json(void **state) {
     assert_fails(kvf_log_write(&met, KVF_LOG_TEXT, NULL, sizeof few, NULL), KVF_E_INVALID, "out is NULL");
 }
 
+/* JSON is UTF-8, and a peer may say anything: characters of one to four bytes stay, also the last of each length. */
+static void what_is_no_character_is_a_question_mark_in_json(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"\x7f \u00fc \u07ff \u20ac \uffff \U0001f600 \U0010ffff", NULL},
+        {"a\xff\xfe", "a??"},
+        {"\xc3", "?"},                       /* cut off */
+        {"\xe2\x82 ", "?? "},                /* the third byte is missing */
+        {"\x80\xbf", "??"},                  /* only what follows */
+        {"\xc1\xbf \xe0\x9f\xbf", "?? ???"}, /* longer than they need be */
+        {"\xf0\x8f\xbf\xbf", "????"},
+        {"\xed\xa0\x80 \xed\xbf\xbf", "??? ???"},           /* halves of UTF-16 */
+        {"\xf4\x90\x80\x80 \xf8\x88\x80\x80", "???? ????"}, /* beyond U+10FFFF */
+    };
+    for (size_t i = 0; i < COUNT_OF(cases); i++) {
+        struct json_object *value = kvf_visible_text(cases[i][0]);
+        assert_string_equal(json_object_get_string(value), cases[i][1] ? cases[i][1] : cases[i][0]);
+        json_object_put(value);
+    }
+    const kvf_log_line strange = {sizeof strange, KVF_LOG_INFO, 0, "met \"\xff\""};
+    check_line(&strange, KVF_LOG_JSON,
+               "{\"time\":\"1970-01-01T00:00:00.000000Z\",\"level\":\"INFO\",\"text\":\"met \\\"?\\\"\"}");
+}
+
+static struct {
+    char text[512];
+    uint32_t count;
+} refused_line;
+
+static void note_line(void *context, const kvf_log_line *line) {
+    (void)context;
+    if (line->level < KVF_LOG_WARNING)
+        return;
+    refused_line.count++;
+    (void)snprintf(refused_line.text, sizeof refused_line.text, "%s", line->text);
+}
+
+static void a_failure_of_a_peer_whose_name_is_no_text_is_a_line_of_json(void **state) {
+    (void)state;
+    const kvf_agent_options options = {.struct_size = sizeof options, .log = note_line};
+    push_scene v;
+    memset(&refused_line, 0, sizeof refused_line);
+    push_scene_open(&v, attention(LAYERS, 8, 8), TP2, TP4, &options);
+    kvf_agent *p = v.w.p.agents[0];
+    (void)kvf_agent_lock(p);
+    kvf_event_peer(p, KVF_EVENT_PEER_REFUSED, "D\xe9j\xe0", 3, KVF_E_PERMISSION, "does not allow \xff");
+    kvf_agent_unlock(p);
+    assert_int_equal(refused_line.count, 1);
+    assert_non_null(strstr(refused_line.text, "\"peer\":\"D?j?\""));
+    assert_non_null(strstr(refused_line.text, "\"detail\":\"does not allow ?\""));
+    world_close(&v.w);
+}
+
 /* A peer chose the name with which a line begins, and may have said the sentence with which it ends. */
 static void only_a_failure_adds_members_to_a_line_of_json(void **state) {
     (void)state;
@@ -529,6 +582,8 @@ int main(void) {
         cmocka_unit_test_teardown(a_trace_without_memory_fails, stop_counting_memory),
         cmocka_unit_test(an_agent_that_keeps_no_times_says_so),
         cmocka_unit_test(a_line_of_the_log_is_written_as_text_or_json),
+        cmocka_unit_test(what_is_no_character_is_a_question_mark_in_json),
+        cmocka_unit_test(a_failure_of_a_peer_whose_name_is_no_text_is_a_line_of_json),
         cmocka_unit_test(only_a_failure_adds_members_to_a_line_of_json),
         cmocka_unit_test_teardown(a_line_without_memory_is_not_written, stop_counting_memory),
     };
