@@ -118,7 +118,7 @@ kvf_status kvf_agent_clock_offset(kvf_agent *agent, const char *engine, uint32_t
     const kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         if (session->rank != rank || session->clock_error == UINT64_MAX ||
-            strcmp(session->engine, engine) != 0)
+            session->state == KVF_SESSION_LOST || strcmp(session->engine, engine) != 0)
             continue;
         *offset_ns = session->clock_offset;
         *error_ns = kvf_session_clock_error(session, now);
