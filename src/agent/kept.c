@@ -71,10 +71,7 @@ kvf_status kvf_agent_kept_requests(kvf_agent *agent, uint64_t after, kvf_kept_re
             continue;
         if (found < capacity) {
             const kvf_kept_request one = describe(ticket, now);
-            const size_t each = kept->struct_size;
-            unsigned char *to = (unsigned char *)kept + found * each;
-            memcpy(to, &each, sizeof each);
-            kvf_fill_out(to, &one, sizeof one);
+            kvf_fill_element(kept, found, &one, sizeof one);
         }
         found++;
     }

@@ -268,34 +268,28 @@ static void describe_departed(const kvf_departed *departed, kvf_agent_peer *out)
     (void)snprintf(out->failure, sizeof out->failure, "%s", departed->failure);
 }
 
-/* The caller's array, whose struct may have fewer fields than ours, or more. */
+/* The caller's array, and how many peers there are, also if not all fit. */
 typedef struct peer_list {
-    unsigned char *to;
-    size_t size;
+    kvf_agent_peer *to;
     uint32_t capacity, count;
 } peer_list;
 
-static void put(peer_list *list, kvf_agent_peer *peer) {
-    unsigned char *to = list->to + list->count * list->size;
-    if (list->count < list->capacity) {
-        peer->struct_size = list->size;
-        memset(to, 0, list->size);
-        memcpy(to, peer, list->size < sizeof *peer ? list->size : sizeof *peer);
-    }
+static void put(peer_list *list, const kvf_agent_peer *peer) {
+    if (list->count < list->capacity)
+        kvf_fill_element(list->to, list->count, peer, sizeof *peer);
     list->count++;
 }
 
 kvf_status kvf_agent_peers(kvf_agent *agent, kvf_agent_peer *peers, uint32_t capacity, uint32_t *count) {
-    if (!count || (capacity > 0 && (!peers || peers->struct_size < sizeof peers->struct_size)))
-        return kvf_fail(KVF_E_INVALID, "%s",
-                        !count   ? "count is NULL"
-                        : !peers ? "peers is NULL"
-                                 : "struct_size is 0");
-    kvf_status status = kvf_agent_lock(agent);
+    kvf_status status = count ? KVF_OK : kvf_fail(KVF_E_INVALID, "count is NULL");
+    if (!status && capacity > 0)
+        status = kvf_check_out(peers, "kvf_agent_peer");
+    if (!status)
+        status = kvf_agent_lock(agent);
     if (status)
         return status;
     kvf_work_take(agent); /* the transport tells what serves a peer */
-    peer_list list = {(unsigned char *)peers, capacity > 0 ? peers->struct_size : 0, capacity, 0};
+    peer_list list = {peers, capacity, 0};
     const kvf_session *session;
     DL_FOREACH(agent->all_sessions, session) {
         kvf_agent_peer peer = {0};

@@ -79,6 +79,14 @@ void kvf_fill_out(void *out, const void *found, size_t found_bytes) {
     memcpy(out, &given, sizeof given);
 }
 
+void kvf_fill_element(void *array, size_t i, const void *found, size_t found_bytes) {
+    size_t each;
+    memcpy(&each, array, sizeof each);
+    unsigned char *to = (unsigned char *)array + i * each;
+    memcpy(to, &each, sizeof each);
+    kvf_fill_out(to, found, found_bytes);
+}
+
 kvf_status kvf_check_reserved(const uint64_t *reserved, size_t count, const char *name) {
     for (size_t i = 0; i < count; i++)
         if (reserved[i])

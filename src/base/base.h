@@ -159,6 +159,9 @@ kvf_status kvf_check_out(const void *out, const char *name);
  */
 void kvf_fill_out(void *out, const void *found, size_t found_bytes);
 
+/** The same for an element of an array of the caller's, all of which are as large as the first one says. */
+void kvf_fill_element(void *array, size_t i, const void *found, size_t found_bytes);
+
 /** KVF_E_INVALID unless all `count` reserved fields of the struct `name` are 0. */
 kvf_status kvf_check_reserved(const uint64_t *reserved, size_t count, const char *name);
 

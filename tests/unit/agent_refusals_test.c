@@ -48,8 +48,8 @@ static void nothing_is_done_without_an_agent_or_a_place_for_the_result(void **st
     event.struct_size = sizeof event;
     assert_fails(kvf_agent_next_event(s.p, &event), KVF_E_EMPTY, "there is no event");
     assert_fails(kvf_agent_peers(s.p, &peer, 1, NULL), KVF_E_INVALID, "count is NULL");
-    assert_fails(kvf_agent_peers(s.p, NULL, 1, &count), KVF_E_INVALID, "peers is NULL");
-    assert_fails(kvf_agent_peers(s.p, &peer, 1, &count), KVF_E_INVALID, "struct_size is 0");
+    assert_fails(kvf_agent_peers(s.p, NULL, 1, &count), KVF_E_INVALID, "kvf_agent_peer is NULL");
+    assert_fails(kvf_agent_peers(s.p, &peer, 1, &count), KVF_E_INVALID, "kvf_agent_peer.struct_size is 0");
     assert_fails(kvf_agent_cancel(NULL, 1), KVF_E_INVALID, "agent is NULL");
     assert_int_equal(kvf_agent_event_fd(NULL), -1);
     kvf_agent_close(NULL);

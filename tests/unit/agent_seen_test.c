@@ -177,7 +177,7 @@ static void a_list_may_be_too_short_and_its_elements_of_another_version(void **s
     size_t oldest = sizeof oldest; /* nothing but its size */
     assert_ok(kvf_agent_peers(s.d, (kvf_agent_peer *)(void *)&oldest, 1, &count));
     assert_int_equal(oldest, sizeof oldest);
-    assert_fails(kvf_agent_peers(s.d, NULL, 1, &count), KVF_E_INVALID, "peers");
+    assert_fails(kvf_agent_peers(s.d, NULL, 1, &count), KVF_E_INVALID, "kvf_agent_peer is NULL");
     assert_fails(kvf_agent_peers(s.d, NULL, 0, NULL), KVF_E_INVALID, "count");
     assert_fails(kvf_agent_peers(NULL, NULL, 0, &count), KVF_E_INVALID, "agent");
     scene_close(&s);
