@@ -177,6 +177,10 @@ kvf_status kvf_take_tables(const kvf_shard *shard, const kvf_group_steps *groups
 
 /* ---- more blocks ----------------------------------------------------------------------------- */
 
+/* The most entries without a block that a table gets because others do not follow it at once: each takes memory, and
+ * time. */
+#define MOST_MISSING (1u << 22)
+
 /* The begin and end of a table with the entries of both. */
 static kvf_status span(const kvf_block_table *a, const kvf_block_table *b, uint64_t *begin, uint64_t *end) {
     uint64_t a_end = (uint64_t)a->first_block + a->count, b_end = (uint64_t)b->first_block + b->count;
@@ -187,6 +191,12 @@ static kvf_status span(const kvf_block_table *a, const kvf_block_table *b, uint6
     if (*end > UINT32_MAX)
         return kvf_fail(KVF_E_RANGE, "a table ends at block %llu of the sequence; allowed: up to %u",
                         (unsigned long long)*end, UINT32_MAX);
+    if (*end - *begin > (uint64_t)a->count + b->count + MOST_MISSING)
+        return kvf_fail(
+            KVF_E_RANGE,
+            "tables of blocks [%u, %llu) and [%u, %llu) of the sequence; allowed: up to %u blocks between",
+            a->first_block, (unsigned long long)a_end, b->first_block, (unsigned long long)b_end,
+            MOST_MISSING);
     return KVF_OK;
 }
 
@@ -209,6 +219,8 @@ kvf_status kvf_steps_merge(const kvf_group_steps *groups, const kvf_block_table 
     for (uint32_t g = 0; g < count && !status; g++) {
         status = span(&groups[g].table, &tables[g], &begin, &end);
         total += end - begin;
+        if (status)
+            status = kvf_fail_in(status, "group %u: ", g);
     }
     kvf_group_steps *merged =
         status ? NULL : kvf_alloc(1, count * sizeof *merged + (size_t)total * sizeof(uint32_t));

@@ -36,7 +36,7 @@ kvf_status kvf_check_reach(const kvf_shard *shard, uint32_t group, const kvf_gro
  * Makes groups with more blocks, in one allocation, for kvf_free(); `tables` may repeat blocks that are known.
  *
  * @param tables  one for each group, of kvf_take_tables()
- * @return KVF_OK, KVF_E_INVALID (an entry is another block now), KVF_E_RANGE (too many), KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_INVALID (an entry is another block now), KVF_E_RANGE (too many, or too far apart), KVF_E_NOMEM
  */
 kvf_status kvf_steps_merge(const kvf_group_steps *groups, const kvf_block_table *tables, uint32_t count,
                            kvf_group_steps **out);

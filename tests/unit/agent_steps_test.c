@@ -39,6 +39,27 @@ static void tables_are_joined_wherever_they_lie(void **state) {
     check_merged(AT(3, 30, NONE), AT(3, NONE, 40), AT(3, 30, 40));
 }
 
+/* A table has an entry for each block between two others, and 2^32 of them take 16 GiB. */
+static void tables_that_lie_too_far_apart_are_refused(void **state) {
+    (void)state;
+    const uint32_t most = 1u << 22, near = 4 + most, far = near + 1;
+    const kvf_group_steps groups[2] = {{AT(0, 1), 0, 5}, {AT(3, 30), 0, UINT64_MAX / 4}};
+    kvf_block_table tables[2] = {NOTHING, AT(near, 50)};
+    kvf_group_steps *merged = NULL;
+    assert_ok(kvf_steps_merge(groups, tables, 2, &merged));
+    assert_int_equal(merged[1].table.count, most + 2);
+    assert_int_equal(merged[1].table.ids[most], NONE);
+    assert_int_equal(merged[1].table.ids[most + 1], 50);
+    kvf_free(merged);
+    tables[1].first_block = far;
+    assert_fails(kvf_steps_merge(groups, tables, 2, &merged), KVF_E_RANGE, "group 1", "[3, 4)",
+                 "[4194309, 4194310)", "up to 4194304");
+    tables[1].first_block = UINT32_MAX - 1;
+    assert_fails(kvf_steps_merge(groups, tables, 2, &merged), KVF_E_RANGE, "group 1");
+    tables[1].first_block = UINT32_MAX;
+    assert_fails(kvf_steps_merge(groups, tables, 2, &merged), KVF_E_RANGE, "group 1", "ends at block");
+}
+
 /* The `first_block` of a table without entries has no meaning. */
 static void a_table_without_entries_adds_nothing(void **state) {
     (void)state;
@@ -185,6 +206,7 @@ static void tables_that_disagree_or_overflow_are_refused_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(tables_are_joined_wherever_they_lie),
+        cmocka_unit_test(tables_that_lie_too_far_apart_are_refused),
         cmocka_unit_test(a_table_without_entries_adds_nothing),
         cmocka_unit_test(the_entries_of_wanted_tokens_count_from_the_first_block_of_the_table),
         cmocka_unit_test(a_rank_that_keeps_none_of_the_wanted_tokens_needs_no_block),
