@@ -552,8 +552,9 @@ typedef struct kvf_push_chunk {
     uint32_t layers;     /**< how many model layers are ready for these tokens; more than there are: all */
     /**
      * Blocks that the push does not have yet, one table for each group of the model; NULL: none. A table's
-     * `first_block` says where in the sequence its blocks are, and need not follow those given before, but for at most
-     * 2^22 blocks. Known entries may be repeated unchanged. Blocks behind that of the push's end, as of tokens still to be computed, are ignored.
+     * `first_block` says where in the sequence its blocks are. They need not follow those given before, but at most
+     * 2^22 blocks may be missing between. Known entries may be repeated unchanged. Blocks behind that of the push's
+     * end, as of tokens still to be computed, are ignored.
      */
     const kvf_block_table *tables;
     uint32_t table_count;
