@@ -35,7 +35,7 @@ static kvf_status lift(const kvf_front_fabric *front, const kvf_card_part *part,
     return front->fabric->admit ? front->fabric->admit(front->endpoint, part->data, part->bytes) : KVF_OK;
 }
 
-/* Calls `act` for every fabric that both sides have. */
+/* Calls `act` for every fabric that both sides have, or that the peer may have from before. */
 static kvf_status
 each_in_common(kvf_transport *transport, const void *data, size_t bytes, const char *what,
                kvf_status (*act)(const kvf_front_fabric *, const kvf_card_part *, verdict *), verdict *out) {
@@ -47,7 +47,8 @@ each_in_common(kvf_transport *transport, const void *data, size_t bytes, const c
         status = kvf_card_read(data, bytes, &card);
     for (uint32_t i = 0; i < transport->fabric_count && !status; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
-        for (uint32_t p = 0; p < card.part_count && !front->disabled && !status; p++)
+        const bool may_serve = !front->disabled || front->was_offered;
+        for (uint32_t p = 0; p < card.part_count && may_serve && !status; p++)
             if (strcmp(card.parts[p].kind, front->fabric->kind.name) == 0)
                 status = act(front, &card.parts[p], out);
     }

@@ -73,6 +73,7 @@ typedef struct kvf_front_fabric {
     bool runs;            /* it serves all memory that is served, but for arenas */
     uint32_t arena_kinds; /* bits by memory kind: where the arenas are that it serves */
     bool disabled;        /* neither; it may still own memory */
+    bool was_offered;     /* a card has had it: peers may be connected by it, though it is disabled now */
     bool owns_memory;     /* which other fabrics may have registered: closed after them */
 } kvf_front_fabric;
 

@@ -143,7 +143,7 @@ kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
 /* `parts` holds the fabrics' bytes one after the other. */
 static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_buffer *parts, kvf_buffer *out) {
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
-        const kvf_front_fabric *front = &transport->fabrics[i];
+        kvf_front_fabric *front = &transport->fabrics[i];
         if (front->disabled)
             continue;
         kvf_card_part *part = &card->parts[card->part_count++];
@@ -153,6 +153,7 @@ static kvf_status write_card(kvf_transport *transport, kvf_card *card, kvf_buffe
             return kvf_fail_in(status, "export: %s: ", front->fabric->kind.name);
         (void)snprintf(part->kind, sizeof part->kind, "%s", front->fabric->kind.name);
         part->bytes = parts->length - begin;
+        front->was_offered = true;
         if (part->bytes == 0) /* no peer can connect by this fabric */
             card->part_count--;
     }

@@ -14,6 +14,7 @@
 #include <cmocka.h>
 
 #include "base/clock.h"
+#include "transport/front.h"
 #include "transport_pair.h"
 #include "transport_ways.h"
 
@@ -190,6 +191,19 @@ static void a_writer_that_is_shut_out_cannot_connect_until_it_is_admitted(void *
     assert_memory_equal(side_memory(&b->owner, 0), side_memory(&b->writer, 0), 5u << 20);
     assert_int_equal(fence(&b->owner, &b->writer), KVF_OK);
     assert_cannot_write(b);
+    both_close(b);
+}
+
+/* As one is that does not serve memory which was registered later. */
+static void a_writer_by_a_fabric_that_is_disabled_now_is_shut_out(void **state) {
+    both *b = both_open(*state);
+    assert_int_equal(write_all(b, b->peer), KVF_OK);
+    for (uint32_t i = 0; i < b->owner.transport->fabric_count; i++)
+        b->owner.transport->fabrics[i].disabled = true;
+    assert_int_equal(fence(&b->owner, &b->writer), KVF_OK);
+    picture then = take_picture(&b->owner);
+    assert_int_equal(write_all(b, b->peer), KVF_E_PEER_LOST);
+    assert_as_pictured(&b->owner, &then);
     both_close(b);
 }
 
@@ -609,6 +623,7 @@ int main(void) {
         NAMED(a_writer_that_is_shut_out_writes_nothing_more),
         NAMED(a_writer_that_was_not_let_in_yet_stays_out),
         NAMED(a_writer_that_is_shut_out_is_not_heard),
+        NAMED(a_writer_by_a_fabric_that_is_disabled_now_is_shut_out),
         NAMED(a_writer_that_is_shut_out_cannot_connect_until_it_is_admitted),
         NAMED(a_connection_from_before_stays_shut_when_its_writer_is_admitted),
         NAMED(writes_sent_before_the_fence_are_not_made_once_their_writer_is_admitted),
