@@ -1,6 +1,6 @@
 """Makes SGLang's backend "intel_amx" compute on any processor: with the kernels of stand_ins, and with torch.
 
-That backend speculates, and knows windows and latents, which "torch_native" does not.
+That backend speculates, and computes windows and latents.
 """
 
 from __future__ import annotations
