@@ -134,15 +134,19 @@ static void a_watch_wakes_when_the_owner_closes(void **state) {
     end(&scene);
 }
 
-/* One watcher was accepted before the fork, the other one waits in the queue of the listener. */
+/* One watcher is accepted, the other one waits in the queue of the listener. */
+static void watch_twice(beacon_scene *scene, kvf_beacon_watch *accepted, kvf_beacon_watch *waiting) {
+    assert_int_equal(watch(scene, accepted), KVF_OK);
+    tell(scene, 't');
+    assert_int_equal(watch(scene, waiting), KVF_OK);
+}
+
 static void a_watch_wakes_when_the_owner_closes_though_its_child_holds_the_sockets(void **state) {
     (void)state;
     beacon_scene scene;
     kvf_beacon_watch accepted, waiting, late;
     begin(&scene);
-    assert_int_equal(watch(&scene, &accepted), KVF_OK);
-    tell(&scene, 't');
-    assert_int_equal(watch(&scene, &waiting), KVF_OK);
+    watch_twice(&scene, &accepted, &waiting);
     tell(&scene, 'f');
     assert_false(kvf_beacon_is_gone(&accepted));
     assert_false(kvf_beacon_is_gone(&waiting));
@@ -156,15 +160,12 @@ static void a_watch_wakes_when_the_owner_closes_though_its_child_holds_the_socke
     end(&scene);
 }
 
-/* One watcher was accepted before, the other one waits in the queue of the listener. */
 static void a_beacon_that_is_replaced_is_gone_and_its_owner_is_not(void **state) {
     (void)state;
     beacon_scene scene;
     kvf_beacon_watch accepted, waiting, late;
     begin(&scene);
-    assert_int_equal(watch(&scene, &accepted), KVF_OK);
-    tell(&scene, 't');
-    assert_int_equal(watch(&scene, &waiting), KVF_OK);
+    watch_twice(&scene, &accepted, &waiting);
     tell(&scene, 'r');
     assert_true(wakes(&scene));
     assert_true(kvf_beacon_is_gone(&accepted));
