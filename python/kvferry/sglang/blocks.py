@@ -175,7 +175,7 @@ class Chunks:
         if there != here:
             raise MismatchError(
                 f"the cache has {here} kinds of blocks in the prefill server, and {there} in the decode "
-                "server; allowed: the same, as equal models have"
+                "server; allowed: the same, as equal models and draft models have"
             )
         if any(component.source for component in self._components) and extent.page_size != self._size:
             raise MismatchError(
