@@ -21,7 +21,8 @@ typedef struct kvf_pieces {
 /**
  * Takes a piece.
  *
- * @return its address, as aligned as one of the driver's; 0: there is no gap of so many bytes, or the host has no memory
+ * @return its address, which is aligned as the driver aligns allocations; 0: no gap has so many bytes, or the host lacks
+ *         memory
  */
 uint64_t kvf_pieces_take(kvf_pieces *pieces, uint64_t bytes);
 

@@ -163,21 +163,19 @@ static CUresult create(const kvf_cuda *cuda, uint64_t bytes, const CUmemAllocati
 static kvf_status create_at(const kvf_cuda *cuda, CUdeviceptr at, uint64_t bytes,
                             const CUmemAllocationProp *properties) {
     const CUmemAccessDesc access = {properties->location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    const uint32_t device = (uint32_t)properties->location.id;
     CUmemGenericAllocationHandle handle = 0;
     CUresult result = create(cuda, bytes, properties, &handle);
     if (result)
-        return kvf_cuda_status((uint32_t)access.location.id, result,
-                               "creating memory of a device that can be exported");
+        return kvf_cuda_status(device, result, "creating memory of a device that can be exported");
     result = cuda->cuMemMap(at, bytes, 0, handle, 0);
     (void)cuda->cuMemRelease(handle); /* the mapping keeps the memory */
     if (result)
-        return kvf_cuda_status((uint32_t)access.location.id, result,
-                               "mapping memory of a device that can be exported");
+        return kvf_cuda_status(device, result, "mapping memory of a device that can be exported");
     result = cuda->cuMemSetAccess(at, bytes, &access, 1);
     if (result)
         (void)cuda->cuMemUnmap(at, bytes);
-    return kvf_cuda_status((uint32_t)access.location.id, result,
-                           "giving a device access to memory that can be exported");
+    return kvf_cuda_status(device, result, "giving a device access to memory that can be exported");
 }
 
 /* Computes the size of the segment that holds these bytes: the driver takes only multiples of a number of its own. */

@@ -1,5 +1,5 @@
 /*
- * What the files of this room share: checking and comparing keys of requests and blocks.
+ * The files of this room check and compare keys of requests and blocks by these functions.
  */
 #ifndef KVF_SCHEDULE_KEYS_H
 #define KVF_SCHEDULE_KEYS_H

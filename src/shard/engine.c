@@ -59,8 +59,7 @@ static kvf_status share_tokens(const engine_builder *b, const kvf_part_desc *par
     if (share->replica_count % dcp != 0 || first % dcp != 0)
         return kvf_fail(KVF_E_INVALID,
                         "dcp_size is %u, so the TP ranks that hold the same units must be whole sets of %u; "
-                        "units [%u, %u) "
-                        "of part %s are held by %u TP ranks from %u on",
+                        "units [%u, %u) of part %s are held by %u TP ranks from %u on",
                         dcp, dcp, share->units.begin, share->units.end, part->name, share->replica_count,
                         first);
     share->replica /= dcp;

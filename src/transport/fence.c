@@ -47,8 +47,9 @@ each_in_common(kvf_transport *transport, const void *data, size_t bytes, const c
         status = kvf_card_read(data, bytes, &card);
     for (uint32_t i = 0; i < transport->fabric_count && !status; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
-        const bool may_serve = !front->disabled || front->was_offered;
-        for (uint32_t p = 0; p < card.part_count && may_serve && !status; p++)
+        if (front->disabled && !front->was_offered)
+            continue;
+        for (uint32_t p = 0; p < card.part_count && !status; p++)
             if (strcmp(card.parts[p].kind, front->fabric->kind.name) == 0)
                 status = act(front, &card.parts[p], out);
     }

@@ -79,7 +79,7 @@ void fake_cuda_stick(int result) {
     fake.stuck = result;
 }
 
-/* What is left behind where these fail cannot be taken back. */
+/* If one of these fails, its caller cannot undo what was done before. */
 static bool ends_something(const char *function) {
     static const char *const parts[] = {"Free",    "Destroy", "Unregister",  "Unload",     "Unmap",
                                         "Release", "Close",   "Synchronize", "PushCurrent"};

@@ -785,7 +785,7 @@ static void a_moment_of_which_the_driver_says_nothing_is_still_to_come(void **un
     for (size_t i = 0; i < sizeof refusals / sizeof *refusals; i++) {
         devices_fail(refusals[i].function, refusals[i].result, 1);
         const kvf_status status = kvf_cuda_moment_status(moment);
-        /* Where only the context could not be entered, the driver is asked all the same. */
+        /* If only entering the context failed, kvf_cuda_over() asks the driver all the same. */
         assert_int_equal(status,
                          strcmp(refusals[i].function, "cuEventQuery") == 0 ? KVF_IN_PROGRESS : KVF_OK);
         assert_int_equal(kvf_cuda_moment_status(moment), KVF_OK);

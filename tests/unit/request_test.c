@@ -552,7 +552,7 @@ static void steps_near_the_end_of_numbers_are_refused(void **state) {
                  "local table", "step 4611686018427387902");
 }
 
-/* Where blocks have the same size on both sides, whole ones and the others are walked apart. */
+/* If blocks have the same size on both sides, the request walks whole ones and the others apart. */
 static void an_end_far_beyond_tables_with_the_same_blocks_is_refused_at_once(void **state) {
     (void)state;
     asked_request a = asked_between(latent_of(1, (kvf_group_desc){.name = "mla"}), FOURS, FOURS, 0);
