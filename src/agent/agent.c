@@ -351,7 +351,7 @@ kvf_status kvf_agent_open_in(const kvf_surroundings *surroundings, const kvf_eng
     agent->rank = KVF_NO_RANK;
     agent->clock = surroundings->clock ? *surroundings->clock : kvf_monotonic;
     agent->opened = kvf_agent_now(agent);
-    kvf_status status = kvf_loop_open(agent);
+    kvf_status status = kvf_loop_open(agent, surroundings->fabric && surroundings->fabric->unwatched);
     if (!status && sodium_init() < 0)
         status = kvf_fail(KVF_E_UNSUPPORTED, "libsodium cannot be initialised");
     if (!status)

@@ -279,7 +279,8 @@ kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard 
 typedef struct kvf_surroundings {
     const kvf_clock *clock; /* outlives the agent */
     const kvf_link_table *link;
-    const struct kvf_fabric *fabric; /* for its transport, see kvf_transport_open_over() */
+    const struct kvf_fabric *fabric; /* for its transport, see kvf_transport_open_over(); if it is unwatched, so is the
+                                        agent, which then has no descriptor */
 } kvf_surroundings;
 
 /** kvf_agent_open() in other surroundings. With another clock than the machine's, time wakes no thread: the code that
@@ -305,8 +306,8 @@ uint64_t kvf_next_due(const kvf_agent *agent);
 
 /* ---- loop.c ---------------------------------------------------------------------------------- */
 
-/** Makes lock and descriptors. The caller calls kvf_loop_close() even if this fails. */
-kvf_status kvf_loop_open(kvf_agent *agent);
+/** Makes lock and descriptors, unless nobody sleeps on the agent. The caller calls kvf_loop_close() even if this fails. */
+kvf_status kvf_loop_open(kvf_agent *agent, bool unwatched);
 kvf_status kvf_loop_start(kvf_agent *agent); /**< watches link and transport, which are open, and works */
 void kvf_loop_stop(kvf_agent *agent);        /**< ends the thread, and waits until every call is over */
 void kvf_loop_close(kvf_agent *agent);

@@ -32,7 +32,7 @@
 
 /* ---- descriptors ----------------------------------------------------------------------------- */
 
-kvf_status kvf_loop_open(kvf_agent *agent) {
+kvf_status kvf_loop_open(kvf_agent *agent, bool unwatched) {
     (void)pthread_mutex_init(&agent->lock, NULL);
     (void)pthread_cond_init(&agent->turn, NULL);
     (void)pthread_cond_init(&agent->worked, NULL);
@@ -41,6 +41,9 @@ kvf_status kvf_loop_open(kvf_agent *agent) {
     agent->due = agent->pace_due = UINT64_MAX;
     agent->told_wake.fd = agent->wake.fd = agent->poll_fd = -1;
     agent->looks.fd = agent->hashing_looks.fd = -1;
+    agent->timer = (kvf_timer){-1, UINT64_MAX};
+    if (unwatched)
+        return KVF_OK;
     kvf_status status = kvf_timer_open(&agent->timer);
     if (!status)
         status = kvf_wake_open(&agent->told_wake);
@@ -55,6 +58,8 @@ static kvf_status watch_all(kvf_agent *agent) {
     int fds[KVF_LINK_FDS + 3] = {agent->wake.fd, agent->timer.fd};
     uint32_t count = 2;
     kvf_status status = KVF_OK;
+    if (agent->wake.fd < 0)
+        return KVF_OK; /* nobody sleeps on it */
     if (agent->transport)
         agent->poll_fd = kvf_transport_event_fd(agent->transport);
     else

@@ -84,7 +84,7 @@ static const char *missing_function(const kvf_fabric *fabric) {
         {fabric->notify, "has no notify"},
         {fabric->disconnect, "has no disconnect"},
         {fabric->progress, "has no progress"},
-        {fabric->event_fd, "has no event_fd"},
+        {fabric->event_fd || fabric->unwatched, "has no event_fd"},
         {fabric->close, "has no close"},
     };
     for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)

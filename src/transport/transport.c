@@ -49,7 +49,7 @@ static kvf_status take_name(kvf_transport *transport) {
 }
 
 static kvf_status watch(kvf_transport *transport, int fd) {
-    return fd < 0 ? KVF_OK : kvf_watch_add(transport->event_fd, fd, NULL);
+    return fd < 0 || transport->event_fd < 0 ? KVF_OK : kvf_watch_add(transport->event_fd, fd, NULL);
 }
 
 static kvf_status open_descriptors(kvf_transport *transport) {
@@ -86,7 +86,7 @@ static kvf_status open_fabric(kvf_transport *transport, const kvf_fabric *fabric
     if (status)
         return kvf_fail_in(status, "%s: ", fabric->kind.name);
     transport->fabrics[transport->fabric_count++] = opened;
-    return watch(transport, fabric->event_fd(opened.endpoint));
+    return fabric->unwatched ? KVF_OK : watch(transport, fabric->event_fd(opened.endpoint));
 }
 
 static kvf_status open_fabrics(kvf_transport *transport, const kvf_fabric *in_front, const char *kind) {
@@ -124,7 +124,7 @@ kvf_status kvf_transport_open_over(const kvf_fabric *in_front, const char *kind,
         kvf_take_options(&transport->options, sizeof transport->options, options, "kvf_transport_options");
     if (!status)
         status = take_name(transport);
-    if (!status)
+    if (!status && !(in_front && in_front->unwatched))
         status = open_descriptors(transport);
     if (!status)
         status = open_fabrics(transport, in_front, kind);

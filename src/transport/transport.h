@@ -111,6 +111,10 @@ typedef struct kvf_fabric {
     /** Whether batches may have nests. */
     bool nests;
 
+    /** Nobody sleeps on its endpoints, as in simulations: it has no event_fd, and the front opens no descriptors. Only for
+     * kvf_transport_open_over(). */
+    bool unwatched;
+
     /** Accepts a batch. Fails only as a whole, before anything has moved. */
     kvf_status (*submit)(void *link, kvf_batch *batch);
 
