@@ -122,6 +122,7 @@ struct kvf_transport {
     kvf_batch_list ended;
     kvf_buffer notices, delivering; /* each: two lengths, the sender's name with its NUL, the bytes */
     uint32_t lost_untold;
+    uint32_t parting; /* peers */
 
     /* memory from kvf_transport_allocate() where no fabric has its own */
     struct kvf_plain_memory *plain_memory;

@@ -604,6 +604,7 @@ void kvf_peer_part(kvf_peer *peer) {
         return;
     }
     peer->parting = true;
+    peer->transport->parting++;
     leave_users(peer);
     for (kvf_batch *batch = peer->batches.first, *following; batch; batch = following) {
         following = batch->following;
@@ -611,9 +612,10 @@ void kvf_peer_part(kvf_peer *peer) {
     }
 }
 
-/* From the start each time: the callbacks of a peer's batches may close others. */
+/* From the start each time: the callbacks of a peer's batches may close others. Mostly none parts, and there may be
+ * thousands. */
 static void close_parted(kvf_transport *transport) {
-    for (kvf_peer *peer = transport->peers; peer;) {
+    for (kvf_peer *peer = transport->parting ? transport->peers : NULL; peer;) {
         const bool closes = peer->parting && is_quiet(peer);
         if (closes)
             kvf_peer_close(peer);
@@ -632,6 +634,8 @@ void kvf_peer_close(kvf_peer *peer) {
     leave_users(peer);
     if (peer->lost_untold)
         transport->lost_untold--;
+    if (peer->parting)
+        transport->parting--;
     KVF_LIST_REMOVE(transport->peers, peer);
     free_peer(peer);
     kvf_front_update_wake(transport);
