@@ -150,6 +150,8 @@ void kvf_peer_met(kvf_session *session) {
         forget(agent, departed);
         return;
     }
+    if (!kvf_agent_logs(agent, KVF_LOG_INFO))
+        return; /* neither news nor details are wanted */
     kvf_log_level level = session->incoming ? level_of_client(session) : KVF_LOG_DEBUG;
     if (!kvf_agent_logs(agent, level))
         return;
