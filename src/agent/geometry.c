@@ -9,6 +9,8 @@
 #define LOOKED_AT_ONCE (1u << 18)
 
 static void unmake(kvf_geometry *geometry) {
+    while (geometry->spare_count > 0)
+        kvf_request_free(geometry->spares[--geometry->spare_count]);
     kvf_plan_free(geometry->plan);
     kvf_engine_free(geometry->engine);
     kvf_free(geometry->readers);
@@ -125,4 +127,20 @@ kvf_status kvf_geometry_make(kvf_remote *remote) {
     if (geometry->ready)
         geometry->maker = NULL;
     return status;
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+kvf_status kvf_geometry_request(kvf_geometry *geometry, kvf_request **out) {
+    if (geometry->spare_count == 0)
+        return kvf_request_create(geometry->plan, out);
+    *out = geometry->spares[--geometry->spare_count];
+    return KVF_OK;
+}
+
+void kvf_geometry_put_back(kvf_geometry *geometry, kvf_request *request) {
+    if (request && geometry->spare_count < KVF_SPARE_REQUESTS)
+        geometry->spares[geometry->spare_count++] = request;
+    else
+        kvf_request_free(request);
 }

@@ -13,6 +13,7 @@
 #include <stdio.h>
 
 #include "agent/after.h"
+#include "agent/geometry.h"
 #include "agent/pull.h"
 #include "agent/terms.h"
 #include "agent/trace.h"
@@ -295,11 +296,10 @@ static void pull_free(kvf_ticket *ticket) {
     kvf_asker_stop_waiting(&pull->asker);
     bool moves = kvf_carry_is_there(&pull->carry); /* a carry uses the request until it has ended */
     kvf_carry_free(&pull->carry);
-    if (remote && pull->request && !remote->spare && !moves) {
-        remote->spare = pull->request;
-        pull->request = NULL;
-    }
-    kvf_request_free(pull->request);
+    if (pull->request && !moves)
+        kvf_geometry_put_back(remote->geometry, pull->request);
+    else
+        kvf_request_free(pull->request);
     kvf_free(pull->theirs);
     kvf_free(pull->key);
 }

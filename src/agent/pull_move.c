@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "agent/arrival.h"
+#include "agent/geometry.h"
 #include "agent/histogram.h"
 #include "agent/pace.h"
 #include "agent/peers.h"
@@ -67,12 +68,8 @@ static kvf_status set_request(kvf_pull *pull) {
     kvf_status status = kvf_terms_check(remote, pull->base.groups); /* they may have come after the meeting */
     if (status)
         return status;
-    if (!pull->request && remote->spare) {
-        pull->request = remote->spare;
-        remote->spare = NULL;
-    } else if (!pull->request) {
-        status = kvf_request_create(remote->plan, &pull->request);
-    }
+    if (!pull->request)
+        status = kvf_geometry_request(remote->geometry, &pull->request);
     kvf_group_request *wanted = kvf_alloc0(groups, sizeof *wanted);
     if (!status && !wanted)
         status = kvf_nomem("a request");

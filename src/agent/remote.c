@@ -22,7 +22,6 @@ void kvf_remote_free(kvf_remote *remote) {
         DL_DELETE(agent->all_remotes, remote);
     if (remote->route)
         kvf_link_disconnect(agent->link, remote->route);
-    kvf_request_free(remote->spare);
     kvf_geometry_leave(remote);
     kvf_match_free(remote->match);
     kvf_wire_buffer_free(&remote->introduction);

@@ -37,8 +37,7 @@ struct kvf_remote {
     uint32_t rank_count;
     kvf_target *targets;
     uint32_t target_count;
-    kvf_request *spare; /* kept for the next pull */
-    uint32_t users;     /* tickets */
+    uint32_t users; /* tickets */
     uint64_t last_used;
     char detail[256]; /* why meeting has not worked so far */
     kvf_status status;

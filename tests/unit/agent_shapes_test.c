@@ -1,5 +1,7 @@
 /* Engines of one shape share plans, for reads and for writes, and every byte is right. */
-#include "agent/remote.h"
+#include <stdio.h>
+
+#include "agent/geometry.h"
 #include "agent_net.h"
 #include "agent_world.h"
 
@@ -62,15 +64,41 @@ static void the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first(void *
     world_close(&w);
 }
 
-static void a_pull_leaves_its_request_to_the_next(void **state) {
+/* Also one of another engine: what a request needs depends on the shape alone. */
+static void a_pull_leaves_its_request_to_the_next_of_the_shape(void **state) {
     (void)state;
     world w;
     open_three(&w, SHAPE("P", 64), OTHER("D"), SHAPE("E", 64));
     pull_from(&w, &w.p, "a", 10, 3);
-    const kvf_request *left = w.d.agents[0]->all_remotes->spare;
-    assert_non_null(left);
+    const kvf_geometry *shape = w.d.agents[0]->geometries;
+    const kvf_request *left = shape->spares[0];
+    assert_int_equal(shape->spare_count, 1);
     pull_from(&w, &w.p, "b", 30, 4);
-    assert_ptr_equal(w.d.agents[0]->all_remotes->spare, left);
+    pull_from(&w, &w.e, "c", 30, 5);
+    assert_int_equal(shape->spare_count, 1);
+    assert_ptr_equal(shape->spares[0], left);
+    world_quiet(&w);
+    world_close(&w);
+}
+
+static void requests_beyond_the_spare_ones_are_freed(void **state) {
+    (void)state;
+    enum { PULLS = KVF_SPARE_REQUESTS + 3 };
+    world w;
+    world_request held[PULLS], wanted[PULLS];
+    uint64_t theirs[PULLS][WORLD_MAX_RANKS], ours[PULLS][WORLD_MAX_RANKS];
+    open_three(&w, SHAPE("P", 64), OTHER("D"), SHAPE("E", 64));
+    for (uint32_t i = 0; i < PULLS; i++) {
+        char id[16];
+        (void)snprintf(id, sizeof id, "%u", i);
+        world_request_make(&w, &w.p, id, 20, 2 * i, 1, &held[i]);
+        world_request_make(&w, &w.d, id, 20, 4 * i, 1, &wanted[i]);
+        world_hold(&w.p, &held[i], theirs[i]);
+        world_pull(&w.d, &wanted[i], &w.p, ours[i]);
+    }
+    for (uint32_t i = 0; i < PULLS; i++)
+        world_all_done(&w, &w.d, ours[i]);
+    assert_int_equal(w.d.agents[0]->geometries->spare_count, KVF_SPARE_REQUESTS);
     world_quiet(&w);
     world_close(&w);
 }
@@ -109,7 +137,8 @@ static void the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first),
-        cmocka_unit_test(a_pull_leaves_its_request_to_the_next),
+        cmocka_unit_test(a_pull_leaves_its_request_to_the_next_of_the_shape),
+        cmocka_unit_test(requests_beyond_the_spare_ones_are_freed),
         cmocka_unit_test(an_engine_with_more_blocks_has_a_plan_of_its_own),
         cmocka_unit_test(the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first),
     };
