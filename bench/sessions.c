@@ -244,7 +244,7 @@ static void beat(kvf_agent *p, kvf_agent *d, double *say_ns, double *answer_ns, 
     kvf_session *session = d->all_sessions;
     bool busy;
     session->next_beat = 0;
-    kvf_sessions_due(d, 0);
+    kvf_sessions_due(d);
     uint64_t before = sent_count, begun = bench_now_ns();
     bench_must(kvf_agent_progress(d, &busy));
     *say_ns = (double)(bench_now_ns() - begun);

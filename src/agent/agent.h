@@ -49,6 +49,7 @@
 
 #include "agent/ledger.h"
 #include "agent/sweep.h"
+#include "base/alarms.h"
 #include "base/fork.h"
 #include "base/tables.h"
 #include "base/wake.h"
@@ -225,6 +226,7 @@ struct kvf_agent {
     kvf_flow *flows;                   /* without a push yet */
     kvf_sweep early_sweep, flow_sweep; /* over `early` and `flows` */
     kvf_sweep session_sweep;           /* over all_sessions */
+    kvf_alarms session_times;          /* when each is to be looked at by itself */
     uint64_t next_ticket;
     uint64_t next_lease;         /* counts leases; hold.c makes generations from it */
     uint8_t lease_key[16];       /* random */
@@ -246,7 +248,8 @@ struct kvf_agent {
 
     kvf_event_node *events, *told; /* waiting; the one taken last */
     kvf_wake told_wake;            /* readable while events wait, and for good once we stop */
-    uint64_t due;                  /* no tick is needed before this time */
+    uint64_t due;                  /* no tick of everything is needed before this time, */
+    uint64_t tickets_due;          /* and none of the tickets before this one */
     bool again;                    /* more can be done at once */
     uint64_t waits;                /* kvf_transport_waits(), as of the last round */
     kvf_hashing_queue *hashing;    /* checksums being computed for peers, */
@@ -279,7 +282,8 @@ kvf_status kvf_agent_write_introduction(const kvf_agent *agent, const kvf_shard 
 typedef struct kvf_surroundings {
     const kvf_clock *clock; /* outlives the agent */
     const kvf_link_table *link;
-    const struct kvf_fabric *fabric; /* for its transport, see kvf_transport_open_over(); if it is unwatched, so is the
+    const struct kvf_fabric
+        *fabric; /* for its transport, see kvf_transport_open_over(); if it is unwatched, so is the
                                         agent, which then has no descriptor */
 } kvf_surroundings;
 
@@ -365,9 +369,14 @@ static inline void kvf_agent_due(kvf_agent *agent, uint64_t when) {
     agent->due = when < agent->due ? when : agent->due;
 }
 
-/** Requests a tick of the sessions at `when`: a heartbeat need not walk over thousands of idle tickets. */
-static inline void kvf_sessions_due(kvf_agent *agent, uint64_t when) {
-    kvf_sweep_due(&agent->session_sweep, when);
+/** Requests a tick of the tickets at `when`, for a time of their own: it need not walk over thousands of idle sessions. */
+static inline void kvf_tickets_due(kvf_agent *agent, uint64_t when) {
+    agent->tickets_due = kvf_min_u64(agent->tickets_due, when);
+}
+
+/** Requests a tick of all sessions, some in each round. For one of them, kvf_session_due() does. */
+static inline void kvf_sessions_due(kvf_agent *agent) {
+    kvf_sweep_due(&agent->session_sweep, 0);
 }
 
 #endif

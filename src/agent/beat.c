@@ -116,7 +116,7 @@ static void beat_for_life(kvf_session *session, uint64_t now) {
     if (session->beat_for_life)
         session->next_beat = now;
     else
-        kvf_sessions_due(session->agent, session->asked_ns + SILENCE);
+        kvf_session_due(session, session->asked_ns + SILENCE);
 }
 
 void kvf_beat_tick(kvf_session *session, uint64_t now) {
@@ -127,7 +127,7 @@ void kvf_beat_tick(kvf_session *session, uint64_t now) {
         session->next_beat = now + session->heartbeat_ns;
         beat(session, now);
     }
-    kvf_sessions_due(session->agent, session->next_beat);
+    kvf_session_due(session, session->next_beat);
 }
 
 /* The consumer waits for what is written until then; or it compares checksums of it, and will then answer WRITTEN. */

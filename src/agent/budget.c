@@ -148,7 +148,7 @@ static bool may_go(const kvf_session *session, uint64_t now) {
  * sweep under way takes them for visited, so another sweep must follow. */
 void kvf_budget_make_room(kvf_agent *agent) {
     uint64_t now = kvf_agent_now(agent);
-    kvf_sessions_due(agent, 0);
+    kvf_sessions_due(agent);
     for (uint32_t i = 0; i < LOOKED_AT && agent->all_sessions; i++) {
         kvf_session *session = agent->all_sessions;
         DL_DELETE(agent->all_sessions, session);

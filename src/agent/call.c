@@ -30,7 +30,7 @@ static void send_call(kvf_call *call, uint64_t now) {
     call->next_send = now + call->pause;
     call->pause = kvf_min_u64(2 * call->pause, LONGEST_PAUSE);
     if (!call->once)
-        kvf_sessions_due(session->agent, call->next_send);
+        kvf_session_due(session, call->next_send);
 }
 
 kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_body *body, uint64_t deadline,
@@ -65,7 +65,7 @@ kvf_status kvf_call_start(kvf_session *session, kvf_call_kind kind, kvf_call_bod
     }
     session->next_number = call->number;
     session->last_used = kvf_agent_now(session->agent);
-    kvf_sessions_due(session->agent, deadline);
+    kvf_session_due(session, deadline);
     if (session->state == KVF_SESSION_OPEN)
         send_call(call, session->last_used);
     if (out)
@@ -215,13 +215,13 @@ static void tick_call(kvf_call *call, uint64_t now) {
         end_call(call, KVF_E_TIMEOUT, NULL);
         return;
     }
-    kvf_sessions_due(session->agent, call->deadline);
+    kvf_session_due(session, call->deadline);
     if (session->state != KVF_SESSION_OPEN || (call->once && call->first_sent))
         return;
     if (now >= call->next_send)
         send_call(call, now);
     else
-        kvf_sessions_due(session->agent, call->next_send);
+        kvf_session_due(session, call->next_send);
 }
 
 /* Ending a call may end or begin others: unlist() makes sure that the walk goes on with one that still exists. */

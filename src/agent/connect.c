@@ -16,7 +16,7 @@ static void connect_tick(kvf_ticket *base, uint64_t now) {
         (void)snprintf(detail, sizeof detail, "the deadline has passed: %s", unmet);
         kvf_ticket_fail(&ticket->base, KVF_E_TIMEOUT, detail, NULL);
     } else {
-        kvf_agent_due(ticket->base.agent, ticket->base.deadline);
+        kvf_tickets_due(ticket->base.agent, ticket->base.deadline);
     }
 }
 

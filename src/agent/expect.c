@@ -151,7 +151,7 @@ static kvf_status ask(kvf_source *source) {
     kvf_status status = say_tables(source, until);
     if (!status) {
         source->until = until;
-        kvf_agent_due(expect->base.agent, session->next_beat);
+        kvf_session_due(session, session->next_beat);
     }
     return status;
 }
@@ -487,7 +487,7 @@ static void expect_tick(kvf_ticket *ticket, uint64_t now) {
         fail_late(expect);
         return;
     }
-    kvf_agent_due(expect->base.agent, expect->base.deadline);
+    kvf_tickets_due(expect->base.agent, expect->base.deadline);
     if (expect->base.state == KVF_TICKET_ASKING)
         ask_all(expect);
     else if (expect->complete)

@@ -68,7 +68,7 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
     if (!session->hh.tbl) { /* no answer would find it: it is greeted again, as one without an id */
         memset(session->id, 0, sizeof session->id);
         session->state = KVF_SESSION_GREETING;
-        kvf_sessions_due(agent, session->hello_next);
+        kvf_session_due(session, session->hello_next);
         return kvf_nomem("a session");
     }
     session->state = KVF_SESSION_OPEN;
@@ -404,7 +404,7 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
     if (is_unreached(status)) {
         say_unreached(agent, session->engine, session, session->broken_detail, detail);
         if (session->broken_since && session->unreached != status)
-            kvf_sessions_due(agent, 0); /* it may have less time now */
+            kvf_session_due(session, 0); /* it may have less time now */
         session->unreached = status;
     }
     char *words = kvf_strdup(detail);
@@ -423,6 +423,6 @@ void kvf_on_broken(void *context, kvf_route route, kvf_status status, const char
         session->broken_since = kvf_agent_now(agent);
         session->hello_pause = session->hello_first = 0;
         kvf_session_hello(session, session->broken_since);
-        kvf_sessions_due(agent, session->broken_since + agent->options.peer_timeout_ns);
+        kvf_session_due(session, session->broken_since + agent->options.peer_timeout_ns);
     }
 }

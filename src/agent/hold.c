@@ -173,7 +173,7 @@ static void grant(kvf_hold *hold, kvf_session *session, const kvf_call_body *cal
     }
     const uint64_t now = kvf_agent_now(hold->base.agent);
     reader->until = kvf_min_u64(now + hold->base.agent->options.lease_ns, reader->latest);
-    kvf_agent_due(hold->base.agent, reader->until);
+    kvf_tickets_due(hold->base.agent, reader->until);
     kvf_wire_group part[KVF_MODEL_MAX_GROUPS];
     kvf_answer answer = {.generation = reader->generation,
                          .time_ns = kvf_max_u64(reader->until, now) - now,
@@ -380,7 +380,7 @@ static void hold_ready(kvf_ticket *ticket, kvf_after *after) {
     hold->base.state = KVF_TICKET_HELD;
     kvf_trace_reach(ticket, KVF_MOMENT_READY);
     set_lease(hold, kvf_add_or_most(kvf_agent_now(hold->base.agent), lease));
-    kvf_agent_due(hold->base.agent, hold->lease_until);
+    kvf_tickets_due(hold->base.agent, hold->lease_until);
     serve_early(hold);
 }
 
@@ -400,7 +400,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
             kvf_reader_drop(reader);
         } else {
             until = kvf_max_u64(until, reader->until);
-            kvf_agent_due(agent, reader->until);
+            kvf_tickets_due(agent, reader->until);
         }
     }
     end_if_complete(hold);
@@ -414,7 +414,7 @@ static void hold_tick(kvf_ticket *ticket, uint64_t now) {
         hold_fail(&hold->base, KVF_E_TIMEOUT, detail, NULL);
     }
     if (is_there(hold))
-        kvf_agent_due(agent, until);
+        kvf_tickets_due(agent, until);
 }
 
 static kvf_status hold_begin(kvf_ticket *ticket, const kvf_agent_request *request) {

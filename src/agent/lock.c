@@ -96,7 +96,9 @@ void kvf_log_line_add(kvf_agent *agent, kvf_log_level level, uint64_t time_ns, c
 
 uint64_t kvf_next_due(const kvf_agent *agent) {
     uint64_t due = kvf_min_u64(kvf_min_u64(agent->due, agent->pace_due), kvf_link_due(agent->link));
+    due = kvf_min_u64(due, agent->tickets_due);
     due = kvf_min_u64(due, kvf_sweep_next(&agent->session_sweep));
+    due = kvf_min_u64(due, kvf_alarms_next(&agent->session_times));
     due = kvf_min_u64(due, kvf_sweep_next(&agent->early_sweep));
     return kvf_min_u64(due, kvf_sweep_next(&agent->flow_sweep));
 }

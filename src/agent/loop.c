@@ -38,7 +38,7 @@ kvf_status kvf_loop_open(kvf_agent *agent, bool unwatched) {
     (void)pthread_cond_init(&agent->worked, NULL);
     agent->process = getpid();
     agent->forks = kvf_fork_count();
-    agent->due = agent->pace_due = UINT64_MAX;
+    agent->due = agent->tickets_due = agent->pace_due = UINT64_MAX;
     agent->told_wake.fd = agent->wake.fd = agent->poll_fd = -1;
     agent->looks.fd = agent->hashing_looks.fd = -1;
     agent->timer = (kvf_timer){-1, UINT64_MAX};
@@ -87,22 +87,27 @@ void kvf_loop_close(kvf_agent *agent) {
 
 /* ---- one round ------------------------------------------------------------------------------- */
 
-/* Does what is due: for some sessions in each round, as peers can make many; for all requests of the engine. */
-static void tick(kvf_agent *agent, uint64_t now) {
-    const bool is_due = now >= agent->due;
-    if (is_due) {
-        agent->due = UINT64_MAX;
-        kvf_sessions_due(agent, 0);
-    }
-    kvf_sessions_tick(agent, now);
-    if (!is_due)
-        return;
+static void tick_tickets(kvf_agent *agent, uint64_t now) {
     kvf_ticket *ticket, *next;
+    agent->tickets_due = UINT64_MAX;
     HASH_ITER(hh, agent->tickets, ticket, next) {
         if (ticket->state != KVF_TICKET_OVER)
             ticket->ops->tick(ticket, now);
     }
-    kvf_remotes_tick(agent, now);
+}
+
+/* Does what is due: for some sessions in each round, as peers can make many; for all requests of the engine. */
+static void tick(kvf_agent *agent, uint64_t now) {
+    const bool all_is_due = now >= agent->due;
+    if (all_is_due) {
+        agent->due = UINT64_MAX;
+        kvf_sessions_due(agent);
+    }
+    kvf_sessions_tick(agent, now);
+    if (all_is_due || now >= agent->tickets_due)
+        tick_tickets(agent, now);
+    if (all_is_due)
+        kvf_remotes_tick(agent, now);
 }
 
 /* A process that wakes from a long stop first gives up the flows that it may no longer write. */

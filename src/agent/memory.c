@@ -107,7 +107,7 @@ static kvf_status open_memory(kvf_agent *agent) {
     if (!status) {
         agent->card_bytes = bytes;
         agent->card = card;
-        kvf_sessions_due(agent, 0); /* peers may wait for it */
+        kvf_sessions_due(agent); /* peers may wait for it */
         if (agent->regions_generation++ == 0)
             log_findings(agent);
     }

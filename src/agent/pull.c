@@ -77,7 +77,7 @@ void kvf_pull_granted(kvf_source *source) {
     kvf_pull *pull = kvf_pull_of(&source->ticket->base);
     source->settled = true;
     kvf_trace_reach_peer(&pull->base, KVF_MOMENT_GRANTED, source->session);
-    kvf_agent_due(pull->base.agent, source->until);
+    kvf_tickets_due(pull->base.agent, source->until);
     for (uint32_t i = 0; i < pull->asker.source_count; i++)
         if (!pull->asker.sources[i].settled)
             return;
@@ -135,11 +135,11 @@ static void on_granted(kvf_call *call, kvf_status status, const kvf_answer *answ
      * a heartbeat must tell how long the lease lasts. */
     source->until = asked + kvf_session_surely(answer->time_ns);
     if (source->until >= kvf_agent_now(pull->base.agent) + answer->time_ns / 2) {
-        kvf_agent_due(pull->base.agent, source->session->next_beat);
+        kvf_session_due(source->session, source->session->next_beat);
         kvf_pull_granted(source);
     } else {
         source->session->next_beat = 0;
-        kvf_agent_due(pull->base.agent, 0);
+        kvf_session_due(source->session, 0);
     }
 }
 
@@ -237,13 +237,13 @@ static void pull_tick(kvf_ticket *ticket, uint64_t now) {
         fail_late(pull, now);
         return;
     }
-    kvf_agent_due(pull->base.agent, latest(pull));
+    kvf_tickets_due(pull->base.agent, latest(pull));
     kvf_source *late = kvf_pull_expired(pull, now);
     if (late)
         kvf_ticket_fail(&pull->base, KVF_E_TIMEOUT, "the lease ran out", late->session);
     for (uint32_t i = 0; i < pull->asker.source_count; i++)
         if (pull->asker.sources[i].generation && pull->asker.sources[i].settled)
-            kvf_agent_due(pull->base.agent, pull->asker.sources[i].until);
+            kvf_tickets_due(pull->base.agent, pull->asker.sources[i].until);
     if (pull->leaves && !late)
         kvf_pull_move(pull);
 }
@@ -269,7 +269,7 @@ static kvf_status pull_begin(kvf_ticket *ticket, const kvf_agent_request *reques
     if (!request->patience_ns || !kvf_add(ticket->created, request->patience_ns, &pull->patience))
         pull->patience = ticket->deadline;
     pull->patience = kvf_min_u64(pull->patience, ticket->deadline);
-    kvf_agent_due(ticket->agent, pull->patience);
+    kvf_tickets_due(ticket->agent, pull->patience);
     return kvf_after_take(ticket, request->after, &pull->asker.after);
 }
 

@@ -239,7 +239,7 @@ static void push_tick(kvf_ticket *ticket, uint64_t now) {
             waits_for ? "; " : "", waits_for ? waits_for : "");
         push_fail(&push->base, KVF_E_TIMEOUT, detail, NULL);
     } else if (push->base.state == KVF_TICKET_MOVING) {
-        kvf_agent_due(push->base.agent, push->base.deadline);
+        kvf_tickets_due(push->base.agent, push->base.deadline);
     }
     settle(push);
 }

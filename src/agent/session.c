@@ -31,7 +31,8 @@ kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t ran
     session->next_number = agent->last_number;
     session->last_used = session->last_heard = kvf_agent_now(agent);
     session->since_ns = kvf_wall_clock();
-    if (!session->engine) {
+    if (!session->engine || kvf_alarms_join(&agent->session_times, &session->time)) {
+        kvf_free(session->engine);
         kvf_free(session);
         return NULL;
     }
@@ -66,6 +67,7 @@ void kvf_session_free(kvf_session *session) {
     agent->hooks->free_session(session);
     if (session->prev)
         DL_DELETE(agent->all_sessions, session);
+    kvf_alarms_leave(&agent->session_times, &session->time);
     if (!session->incoming)
         kvf_link_disconnect(agent->link, session->route);
     kvf_party_leave(session);
@@ -188,7 +190,7 @@ void kvf_session_hello(kvf_session *session, uint64_t now) {
     session->hello_pause =
         session->hello_pause ? kvf_min_u64(2 * session->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     session->hello_next = now + session->hello_pause;
-    kvf_sessions_due(session->agent, session->hello_next);
+    kvf_session_due(session, session->hello_next);
     kvf_hello_send(session->agent, session->route, session->digest, false, 0, true);
 }
 
@@ -307,7 +309,7 @@ static void check_life(kvf_session *session, uint64_t now) {
                              session->broken_detail ? session->broken_detail : "the connection broke");
             return;
         }
-        kvf_sessions_due(agent, end);
+        kvf_session_due(session, end);
     }
     if (session->state == KVF_SESSION_OPEN && session->sources && !session->incoming) {
         uint64_t end = session->last_heard + agent->options.lease_ns + agent->options.peer_timeout_ns;
@@ -315,7 +317,7 @@ static void check_life(kvf_session *session, uint64_t now) {
             kvf_session_lose(session, KVF_E_PEER_LOST,
                              "nothing was heard from the peer for the length of a lease");
         else
-            kvf_sessions_due(agent, end);
+            kvf_session_due(session, end);
     }
 }
 
@@ -357,7 +359,7 @@ static void tick_session(kvf_session *session, uint64_t now) {
         if (now >= session->hello_next)
             kvf_session_hello(session, now);
         else
-            kvf_sessions_due(agent, session->hello_next);
+            kvf_session_due(session, session->hello_next);
     }
     if (session->join_wanted && !session->joining && session->state == KVF_SESSION_OPEN && agent->card)
         agent->hooks->join(session);
@@ -371,10 +373,30 @@ static void tick_session(kvf_session *session, uint64_t now) {
     } else {
         /* Also while it is in use: otherwise a time in the past would be due again and again. */
         bool again = is_in_use(session) || is_unused_for_long(session, now);
-        kvf_sessions_due(agent, (again ? now : session->last_used) + agent->options.idle_ns);
+        kvf_session_due(session, (again ? now : session->last_used) + agent->options.idle_ns);
         if (session->incoming && kvf_budget_silent_at(session) > now)
-            kvf_sessions_due(agent, kvf_budget_silent_at(session));
+            kvf_session_due(session, kvf_budget_silent_at(session));
     }
+}
+
+static kvf_session *session_at(kvf_alarm *time) {
+    return (kvf_session *)((char *)time - offsetof(kvf_session, time));
+}
+
+/* May free it. */
+static void look_at(kvf_session *session, uint64_t now) {
+    kvf_agent *agent = session->agent;
+    kvf_alarm_set(&agent->session_times, &session->time, UINT64_MAX); /* its tick sets when it is due again */
+    if (session->state != KVF_SESSION_LOST)
+        tick_session(session, now);
+    if (session->state != KVF_SESSION_LOST || session->sources || session->flows || session->readers ||
+        session->early)
+        return; /* see kvf_session_less() */
+    /* Freed only when nothing points to it, and no flow of the next session uses its connection: they end with that. */
+    if (kvf_session_moves(session))
+        kvf_session_due(session, now + agent->options.idle_ns);
+    else
+        kvf_session_free(session);
 }
 
 static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
@@ -384,19 +406,12 @@ static bool look_at_first(kvf_agent *agent, uint32_t pass, uint64_t now) {
     session->pass = pass;
     DL_DELETE(agent->all_sessions, session);
     DL_APPEND(agent->all_sessions, session);
-    if (session->state != KVF_SESSION_LOST)
-        tick_session(session, now);
-    /* Freed only when nothing points to it, and no flow of the next session uses its connection: they end with that. */
-    if (session->state == KVF_SESSION_LOST && !session->sources && !session->flows && !session->readers &&
-        !session->early) {
-        if (kvf_session_moves(session))
-            kvf_sessions_due(agent, now + agent->options.idle_ns);
-        else
-            kvf_session_free(session);
-    }
+    look_at(session, now);
     return true;
 }
 
 void kvf_sessions_tick(kvf_agent *agent, uint64_t now) {
     kvf_sweep_round(&agent->session_sweep, agent, now, look_at_first);
+    for (uint32_t i = 0; i < KVF_SWEPT_AT_ONCE && kvf_alarms_next(&agent->session_times) <= now; i++)
+        look_at(session_at(kvf_alarms_first(&agent->session_times)), now);
 }

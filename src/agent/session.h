@@ -170,6 +170,7 @@ struct kvf_session {
     uint64_t compared;       /* when that was */
     uint8_t *key;            /* incoming: incarnation, rank and engine */
     size_t key_bytes;
+    kvf_alarm time;           /* in agent->session_times */
     UT_hash_handle hh;        /* agent->sessions, by id */
     UT_hash_handle hh_client; /* agent->clients, by key; or agent->servers */
     UT_hash_handle hh_claim;  /* agent->claims, by rank and engine */
@@ -177,6 +178,11 @@ struct kvf_session {
     uint32_t pass;            /* the last sweep that visited it */
     kvf_session *prev, *next; /* agent->all_sessions */
 };
+
+/** Requests a tick of a session at `when`: others, of which there may be thousands, are not looked at. */
+static inline void kvf_session_due(kvf_session *session, uint64_t when) {
+    kvf_alarm_by(&session->agent->session_times, &session->time, when);
+}
 
 /** Makes a session that is in no table yet; NULL: no memory. */
 kvf_session *kvf_session_make(kvf_agent *agent, const char *engine, uint32_t rank);
@@ -288,10 +294,10 @@ static inline uint64_t kvf_session_clock_error(const kvf_session *session, uint6
                                               : session->clock_error + kvf_session_drift(session, when);
 }
 
-/** A lease, a flow or an early call of the session has ended. A lost session is freed after the last of them. */
+/** A request, a lease, a flow or an early call of the session has ended. A lost session is freed after the last of them. */
 static inline void kvf_session_less(kvf_session *session) {
     if (session->state == KVF_SESSION_LOST)
-        kvf_sessions_due(session->agent, 0);
+        kvf_session_due(session, 0);
 }
 
 /** The client that speaks for a rank of an engine; NULL: none. */

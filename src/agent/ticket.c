@@ -208,7 +208,7 @@ kvf_status kvf_ticket_make(kvf_agent *agent, const kvf_ticket_ops *ops, const kv
     agent->next_ticket = ticket->number;
     kvf_trace_begin(ticket);
     agent->stats.requests_now[kind]++;
-    kvf_agent_due(agent, ticket->deadline);
+    kvf_tickets_due(agent, ticket->deadline);
     *out = ticket;
     return KVF_OK;
 }
@@ -319,6 +319,7 @@ static void detach_source(kvf_source *source) {
         return;
     source->session->last_used = kvf_agent_now(source->session->agent);
     DL_DELETE(source->session->sources, source);
+    kvf_session_less(source->session);
     source->session = NULL;
 }
 

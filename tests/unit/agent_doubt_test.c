@@ -46,7 +46,7 @@ static void blocks_of_a_lost_writer_are_free_at_once_only_if_it_has_ended(void *
         session->same_host = here;
         session->peer_lives = lives;
         session->peer_lost = true;
-        kvf_sessions_due(s.d, 0);
+        kvf_sessions_due(s.d);
         const world_outcome *failed = world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST);
         assert_int_equal(failed->blocks_free, here && !lives);
         if (!failed->blocks_free)
@@ -492,7 +492,7 @@ static void a_writer_that_has_ended_is_kept_out_until_its_last_write_is_over(voi
     assert_true(may_connect(s.p, s.d));
     faulty_install(&(faulty_options){.seed = 1, .per_mille = {[FAULTY_STILL_INSIDE] = 1000}});
     s.d->all_sessions->peer_lost = true;
-    kvf_sessions_due(s.d, 0);
+    kvf_sessions_due(s.d);
     assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_PEER_LOST)->blocks_free);
     world_run_for(&s.w, SECOND);
     assert_int_equal(world_block(s.d, 0, 8), KVF_BLOCK_IN_DOUBT);

@@ -512,7 +512,7 @@ static void says_hello_at_growing_pauses(rights *s, uint64_t begun) {
         world_run_for(&s->w, begun + at_ms[i] * MS - MS - world_now());
         assert_int_equal(letters_met(), i + 1);
         kvf_agent_due(s->w.d.agents[0], 0);
-        kvf_sessions_due(s->w.d.agents[0], 0);
+        kvf_sessions_due(s->w.d.agents[0]);
         world_run_for(&s->w, 2 * MS);
         assert_int_equal(letters_met(), i + 2);
     }

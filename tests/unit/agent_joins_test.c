@@ -285,7 +285,7 @@ static void lend_and_lose(bool inside) {
     kvf_agent *p = w.p.agents[0];
     assert_false(kvf_stage_is_idle(p->stage));
     world_session(w.p.agents[0], false)->peer_lost = true;
-    kvf_sessions_due(p, 0);
+    kvf_sessions_due(p);
     world_run_for(&w, 10 * MS);
     assert_int_equal(faulty_count(FAULTY_STILL_INSIDE) > 0, inside);
     assert_int_equal(kvf_stage_is_idle(p->stage), !inside);
@@ -518,7 +518,7 @@ static void when_the_connection_that_carries_flows_is_lost_another_one_does(void
     assert_ptr_not_equal(in->peer, out->peer);
     assert_ptr_equal(kvf_stage_peer_named(p->stage, name), out->peer);
     out->peer_lost = true;
-    kvf_sessions_due(p, 0);
+    kvf_sessions_due(p);
     world_until(&w, in->peer && kvf_stage_peer_named(p->stage, name) == in->peer);
     push_and_check(&w, "two", 2);
     assert_int_equal(all_packed(&w.p), world_stats(p).bytes_read + world_stats(p).bytes_written);

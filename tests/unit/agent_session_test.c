@@ -363,7 +363,7 @@ static void a_session_is_kept_while_anything_of_its_peer_is_here(void **state) {
         world_request wanted;
         rights_open(&s);
         s.p->options.idle_ns = SECOND;
-        kvf_sessions_due(s.p, 0); /* the session learns of that */
+        kvf_sessions_due(s.p); /* the session learns of that */
         (void)rights_hold(&s, "a");
         world_request_make(&s.w, &s.w.d, "b", 40, 0, 1, &wanted);
         kvf_call_body expect = rights_expect("b", 1, &wanted), early = rights_acquire("c");

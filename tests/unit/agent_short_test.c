@@ -252,7 +252,7 @@ static void a_heartbeat_without_memory_is_made_up_for_by_the_next(void **state) 
     world_run_for(&s.w, 100 * MS);
     for (size_t n = 1; refused; n++) {
         d->all_sessions->next_beat = 0;
-        kvf_sessions_due(d, 0);
+        kvf_sessions_due(d);
         s.memory.calls = 0;
         s.memory.fail_at = n;
         assert_ok(kvf_agent_progress(d, NULL));
