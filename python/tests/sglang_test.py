@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,10 +55,11 @@ def buffers(count: int, item: int, blocks: int = 8) -> Buffers:
 
 
 def tokens(name: str = "kv", blocks: Blocks = Blocks.ALL, heads: int = 4, tp_size: int = 2) -> Component:
-    """A component of two layers, pages of 4 tokens, heads of 16 bytes."""
+    """A component of two layers, pages of 4 tokens, heads of 16 bytes. With a window it has own blocks."""
     item = 4 * max(1, heads // tp_size) * 16
     count = 4 if heads else 2
-    return of_tokens(name, blocks, range(2), 2, buffers(count, item), 4, Dtype.BF16, heads, tp_size)
+    made = of_tokens(name, blocks, range(2), 2, buffers(count, item), 4, Dtype.BF16, heads, tp_size)
+    return replace(made, source=int(blocks is Blocks.LAST))
 
 
 def test_heads_are_shared_and_latents_are_everywhere() -> None:
