@@ -287,7 +287,7 @@ kvf_add_test(rooms_include_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/inst
              ${PROJECT_SOURCE_DIR})
 if(KVF_BUILDS_AGENT AND NOT KVF_SANITIZE)
   kvf_add_test(files_call_one_way tree 60 bash ${PROJECT_SOURCE_DIR}/tests/install/calls.sh
-               ${PROJECT_BINARY_DIR}/CMakeFiles/kvferry_objects.dir/src agent link port)
+               ${PROJECT_BINARY_DIR}/CMakeFiles/kvferry_objects.dir/src agent link port simulate)
 endif()
 if(NOT KVF_SANITIZE)
   file(GLOB driver_headers ${PROJECT_SOURCE_DIR}/build/nvrtc/driver-*)

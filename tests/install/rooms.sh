@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$1/src"
 
 # In the order of docs/architecture.md.
-rooms=(base model shard plan request kernel cuda port transport stage wire link agent schedule)
+rooms=(base model shard plan request kernel cuda port transport stage wire link agent schedule simulate)
 bad=0
 # check ROOM ALLOWED: checks the other rooms that the files of a room include.
 check() {

@@ -1,0 +1,436 @@
+#include "simulate/jobs.h"
+
+#include <stdio.h>
+
+typedef enum job_stage {
+    JOB_WAITS,    /* for its prefill engine */
+    JOB_COMPUTES, /* there */
+    JOB_SEEKS,    /* computed; waits for blocks of its decode engine */
+    JOB_MOVES,
+    JOB_DECODES,
+    JOB_ENDED, /* at the decode side */
+} job_stage;
+
+typedef enum job_end { END_DONE, END_FAILED, END_LOST } job_end;
+
+struct kvf_job {
+    UT_hash_handle hh;
+    uint32_t number;
+    job_stage stage;
+    kvf_deployment *deployment;
+    kvf_fleet_engine *prefill, *decode;
+    uint64_t arrived, computed, placed; /* times */
+    uint32_t prompt_tokens, output_tokens;
+    uint32_t holding;                 /* prefill ranks that have not let go of its blocks */
+    uint32_t filling;                 /* likewise decode ranks */
+    uint32_t moving;                  /* decode ranks whose pull has not ended */
+    bool in_doubt;                    /* a pull has failed */
+    uint64_t longest_ns, bytes, runs; /* of the pulls: what one needs alone; of all */
+    uint64_t *pulls;                  /* [decode rank]: tickets */
+    kvf_group_steps *there, *here; /* [group], with their ids: in the prefill engine, in the decode engine */
+    kvf_happening decoded;
+    kvf_job *prev, *next; /* in the queue of an engine */
+};
+
+static kvf_deployment *deployment_of(const kvf_fleet_engine *engine) {
+    return (kvf_deployment *)engine->fleet->world;
+}
+
+static uint64_t now_of(const kvf_deployment *d) {
+    return d->world.line.now;
+}
+
+/* ---- chance (SplitMix64, by Steele, Lea and Flood, 2014) ------------------------------------- */
+
+uint64_t kvf_draw(kvf_deployment *d, uint64_t below) {
+    uint64_t z = d->random += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return (uint64_t)(((unsigned __int128)(z ^ (z >> 31)) * below) >> 64);
+}
+
+/* One of the engines that are there; NULL: none is. */
+kvf_fleet_engine *kvf_draw_engine(kvf_deployment *d, const kvf_fleet *fleet) {
+    uint64_t place = fleet->alive ? kvf_draw(d, fleet->engine_count) : 0;
+    for (uint32_t i = 0; fleet->alive && i < fleet->engine_count; i++, place++)
+        if (fleet->engines[place % fleet->engine_count].alive)
+            return &fleet->engines[place % fleet->engine_count];
+    return NULL;
+}
+
+/* The less loaded of two. */
+static kvf_fleet_engine *choose_engine(kvf_deployment *d, const kvf_fleet *fleet) {
+    kvf_fleet_engine *one = kvf_draw_engine(d, fleet), *other = one;
+    for (uint32_t tries = 0; other == one && fleet->alive > 1 && tries < 8; tries++)
+        other = kvf_draw_engine(d, fleet);
+    return one && other->load < one->load ? other : one;
+}
+
+/* ---- a job's ends ---------------------------------------------------------------------------- */
+
+static void free_job(kvf_job *job) {
+    kvf_happening_drop(&job->deployment->world.line, &job->decoded);
+    HASH_DEL(job->deployment->jobs, job);
+    kvf_free(job->pulls);
+    kvf_free(job->there);
+    kvf_free(job->here);
+    kvf_free(job);
+}
+
+/* Both sides have let go of it. */
+static void free_if_over(kvf_job *job) {
+    if (job->stage == JOB_ENDED && job->holding == 0 && job->filling == 0)
+        free_job(job);
+}
+
+static void end_job(kvf_job *job, job_end end) {
+    kvf_deployment *d = job->deployment;
+    job->stage = JOB_ENDED;
+    d->ended++;
+    d->found->done += end == END_DONE;
+    d->found->failed += end == END_FAILED;
+    d->found->lost += end == END_LOST;
+}
+
+static void compute_next(kvf_fleet_engine *engine);
+static void place_next(kvf_fleet_engine *engine);
+
+static void give_back(kvf_fleet_engine *engine, kvf_group_steps **steps, uint64_t tokens) {
+    kvf_engine_give_blocks(engine, *steps);
+    engine->load -= tokens;
+    kvf_free(*steps);
+    *steps = NULL;
+}
+
+/* The decode engine has its blocks back. */
+static void leave_decode(kvf_job *job) {
+    kvf_fleet_engine *engine = job->decode;
+    if (job->here)
+        give_back(engine, &job->here, 0);
+    engine->load -= job->prompt_tokens;
+    free_if_over(job);
+    place_next(engine);
+}
+
+/* ---- computing ------------------------------------------------------------------------------- */
+
+/* Room for the tables of a job in an engine; NULL: no memory. */
+static kvf_group_steps *make_tables(const kvf_fleet *fleet, uint64_t tokens, uint32_t **ids) {
+    const uint32_t groups = fleet->group_count;
+    size_t blocks = 0;
+    for (uint32_t g = 0; g < groups; g++)
+        blocks += kvf_fleet_blocks(fleet, g, tokens);
+    kvf_group_steps *made = kvf_alloc(1, groups * sizeof *made + blocks * sizeof **ids);
+    *ids = made ? (uint32_t *)(void *)(made + groups) : NULL;
+    return made;
+}
+
+/* Takes blocks for a job, and the tables for them; false: there are not enough. */
+static bool take_blocks(kvf_job *job, kvf_fleet_engine *engine, kvf_group_steps **steps) {
+    uint32_t *ids;
+    kvf_group_steps *made = make_tables(engine->fleet, job->prompt_tokens, &ids);
+    if (!made)
+        kvf_world_fail(&job->deployment->world, kvf_nomem("a simulation"));
+    if (made && kvf_engine_take_blocks(engine, job->number, job->prompt_tokens, made, ids)) {
+        *steps = made;
+        return true;
+    }
+    kvf_free(made);
+    return false;
+}
+
+static kvf_agent_request request_of(const kvf_job *job, const kvf_group_steps *steps) {
+    return (kvf_agent_request){.struct_size = sizeof(kvf_agent_request),
+                               .id = {&job->number, sizeof job->number},
+                               .groups = steps,
+                               .group_count = steps ? job->prefill->fleet->group_count : 0};
+}
+
+static void pull(kvf_job *job) {
+    kvf_agent_request request = request_of(job, job->here);
+    request.contact = job->prefill->contact;
+    request.deadline_ns = 24ull * 3600 * KVF_SECOND; /* leases end what nobody else ends */
+    for (uint32_t r = 0; r < job->decode->fleet->rank_count; r++) {
+        kvf_host *host = &job->decode->hosts[r];
+        const kvf_status status = kvf_agent_pull(host->agent, &request, &job->pulls[r]);
+        if (status)
+            kvf_world_fail(&job->deployment->world, status);
+        kvf_host_wake(host);
+    }
+}
+
+/* A pull that has begun without blocks gets them, unless it has failed. */
+static void pull_into(const kvf_job *job) {
+    for (uint32_t r = 0; r < job->decode->fleet->rank_count; r++) {
+        kvf_host *host = &job->decode->hosts[r];
+        (void)kvf_agent_pull_into(host->agent, job->pulls[r], job->here, job->decode->fleet->group_count);
+        kvf_host_wake(host);
+    }
+}
+
+static void note_placed(kvf_job *job) {
+    kvf_deployment *d = job->deployment;
+    job->stage = JOB_MOVES;
+    job->placed = now_of(d);
+    kvf_quantiles_add(&d->blocks_wait, job->placed - job->computed);
+}
+
+/* Gives blocks to the jobs that wait for them, in their order. */
+static void place_next(kvf_fleet_engine *engine) {
+    kvf_job *job;
+    while ((job = engine->queue) && take_blocks(job, engine, &job->here)) {
+        DL_DELETE(engine->queue, job);
+        note_placed(job);
+        pull_into(job);
+    }
+}
+
+/* A decode engine is chosen, which reads what the prefill engine holds. */
+static void seek_decode(kvf_job *job) {
+    kvf_deployment *d = job->deployment;
+    kvf_fleet_engine *engine = choose_engine(d, &d->decode);
+    job->decode = engine;
+    job->stage = JOB_SEEKS;
+    job->pulls = engine ? kvf_alloc0(engine->fleet->rank_count, sizeof *job->pulls) : NULL;
+    if (!job->pulls) { /* the lease of what is held runs out */
+        if (engine)
+            kvf_world_fail(&d->world, kvf_nomem("a simulation"));
+        end_job(job, END_LOST);
+        return;
+    }
+    engine->load += job->prompt_tokens;
+    job->moving = job->filling = engine->fleet->rank_count;
+    if (!engine->queue && take_blocks(job, engine, &job->here))
+        note_placed(job);
+    else
+        DL_APPEND(engine->queue, job);
+    pull(job);
+}
+
+static void hold(kvf_job *job) {
+    kvf_agent_request request = request_of(job, job->there);
+    job->holding = job->prefill->fleet->rank_count;
+    for (uint32_t r = 0; r < job->holding; r++) {
+        kvf_host *host = &job->prefill->hosts[r];
+        uint64_t ticket;
+        const kvf_status status = kvf_agent_hold(host->agent, &request, &ticket);
+        if (status)
+            kvf_world_fail(&job->deployment->world, status);
+        kvf_host_wake(host);
+    }
+}
+
+static void start_again(kvf_fleet_engine *engine) {
+    const kvf_status status = kvf_engine_start(engine);
+    if (status)
+        kvf_world_fail(engine->fleet->world, status);
+}
+
+/* An engine has computed a prompt; or it was killed, and is there again. */
+static void at_engine(kvf_happening *happening) {
+    kvf_fleet_engine *engine =
+        (kvf_fleet_engine *)((char *)happening - offsetof(kvf_fleet_engine, happening));
+    kvf_job *job = engine->computing;
+    if (!job) {
+        start_again(engine);
+        return;
+    }
+    engine->computing = NULL;
+    job->computed = now_of(job->deployment);
+    hold(job);
+    seek_decode(job);
+    compute_next(engine);
+}
+
+static void compute_next(kvf_fleet_engine *engine) {
+    kvf_deployment *d = deployment_of(engine);
+    kvf_job *job = engine->queue;
+    if (engine->computing || !job || !take_blocks(job, engine, &job->there))
+        return;
+    DL_DELETE(engine->queue, job);
+    engine->computing = job;
+    job->stage = JOB_COMPUTES;
+    kvf_quantiles_add(&d->prefill_wait, now_of(d) - job->arrived);
+    kvf_happening_set(&d->world.line, &engine->happening,
+                      now_of(d) + (uint64_t)(engine->fleet->token_ns * job->prompt_tokens));
+}
+
+/* ---- decoding -------------------------------------------------------------------------------- */
+
+static void at_decoded(kvf_happening *happening) {
+    kvf_job *job = (kvf_job *)((char *)happening - offsetof(kvf_job, decoded));
+    end_job(job, END_DONE);
+    leave_decode(job);
+}
+
+/* All pulls of a job have ended. */
+static void moved(kvf_job *job) {
+    kvf_deployment *d = job->deployment;
+    const kvf_fleet_engine *engine = job->decode;
+    if (job->in_doubt) {
+        if (job->stage == JOB_SEEKS)
+            DL_DELETE(job->decode->queue, job);
+        end_job(job, END_FAILED);
+        return;
+    }
+    job->stage = JOB_DECODES;
+    const double per_source = (double)job->prefill->fleet->rank_count;
+    const double sent =
+        ((double)job->bytes * d->world.byte_ns + (double)job->runs * d->world.run_ns) / per_source;
+    kvf_quantiles_add(&d->hand_over, now_of(d) - job->placed);
+    kvf_quantiles_add(&d->alone, kvf_max_u64(job->longest_ns, (uint64_t)sent));
+    kvf_quantiles_add(&d->until_decode, now_of(d) - job->arrived);
+    kvf_happening_set(&d->world.line, &job->decoded,
+                      now_of(d) + (uint64_t)(engine->fleet->token_ns * job->output_tokens));
+}
+
+static kvf_job *job_of(const kvf_host *host, const kvf_event *event) {
+    kvf_deployment *d = (kvf_deployment *)host->world;
+    kvf_job *job = NULL;
+    if (event->id.size == sizeof job->number)
+        HASH_FIND(hh, d->jobs, event->id.data, sizeof job->number, job);
+    return job;
+}
+
+void kvf_jobs_at_prefill(kvf_host *host, const kvf_event *event) {
+    kvf_job *job = job_of(host, event);
+    if (!job || !event->blocks_free || event->request_kind != KVF_REQUEST_HOLD)
+        return;
+    if (--job->holding > 0)
+        return;
+    kvf_fleet_engine *engine = job->prefill;
+    give_back(engine, &job->there, job->prompt_tokens);
+    free_if_over(job);
+    compute_next(engine);
+}
+
+void kvf_jobs_at_decode(kvf_host *host, const kvf_event *event) {
+    kvf_job *job = job_of(host, event);
+    if (!job || event->request_kind != KVF_REQUEST_PULL)
+        return;
+    kvf_deployment *d = job->deployment;
+    job->filling -= event->blocks_free;
+    if (event->kind == KVF_EVENT_FAILED || event->kind == KVF_EVENT_DONE) {
+        job->moving--;
+        job->in_doubt |= event->kind == KVF_EVENT_FAILED;
+        job->bytes += event->bytes;
+        job->runs += event->runs;
+        job->longest_ns = kvf_max_u64(job->longest_ns, (uint64_t)((double)event->bytes * d->world.byte_ns +
+                                                                  (double)event->runs * d->world.run_ns));
+        if (event->kind == KVF_EVENT_FAILED && !d->found->failure[0])
+            (void)snprintf(d->found->failure, sizeof d->found->failure, "%s", event->detail);
+        if (job->moving == 0)
+            moved(job);
+    }
+    if (job->filling == 0 && job->stage == JOB_ENDED)
+        leave_decode(job);
+}
+
+/* ---- arriving -------------------------------------------------------------------------------- */
+
+static void arrive(kvf_deployment *d, const kvf_simulated_request *request) {
+    kvf_fleet_engine *engine = choose_engine(d, &d->prefill);
+    kvf_job *job = engine ? kvf_alloc0(1, sizeof *job) : NULL;
+    if (!job) {
+        if (engine)
+            kvf_world_fail(&d->world, kvf_nomem("a simulation"));
+        d->found->lost++;
+        d->ended++;
+        return;
+    }
+    job->number = (uint32_t)d->arrived; /* from 1 on */
+    job->deployment = d;
+    job->prefill = engine;
+    job->arrived = now_of(d);
+    job->prompt_tokens = request->prompt_tokens;
+    job->output_tokens = request->output_tokens;
+    const kvf_status status = kvf_happening_make(&d->world.line, &job->decoded, at_decoded);
+    if (!status)
+        HASH_ADD(hh, d->jobs, number, sizeof job->number, job);
+    if (status || !job->hh.tbl) {
+        kvf_world_fail(&d->world, status ? status : kvf_nomem("a simulation"));
+        kvf_happening_drop(&d->world.line, &job->decoded);
+        kvf_free(job);
+        return;
+    }
+    engine->load += job->prompt_tokens;
+    DL_APPEND(engine->queue, job);
+    compute_next(engine);
+}
+
+static void at_arrival(kvf_happening *happening) {
+    kvf_deployment *d = (kvf_deployment *)((char *)happening - offsetof(kvf_deployment, arrival));
+    const kvf_simulated_request *requests = d->options->requests;
+    arrive(d, &requests[d->arrived++]);
+    if (d->arrived < d->options->request_count)
+        kvf_happening_set(&d->world.line, &d->arrival, requests[d->arrived].at_ns);
+}
+
+/* ---- engines that are killed ------------------------------------------------------------------- */
+
+/* A job of an engine whose processes have ended. */
+static void lose_prefill(kvf_job *job) {
+    job->holding = 0;
+    if (job->there) {
+        kvf_free(job->there);
+        job->there = NULL;
+    }
+    if (job->stage <= JOB_COMPUTES)
+        end_job(job, END_LOST);
+    free_if_over(job); /* otherwise the pulls find out */
+}
+
+static void lose_decode(kvf_job *job) {
+    if (job->stage != JOB_ENDED)
+        end_job(job, END_LOST);
+    kvf_happening_set(&job->deployment->world.line, &job->decoded, UINT64_MAX);
+    job->filling = job->moving = 0;
+    kvf_free(job->here);
+    job->here = NULL;
+    free_if_over(job);
+}
+
+void kvf_jobs_lose(kvf_deployment *d, kvf_fleet_engine *engine, uint64_t back_at) {
+    kvf_job *job, *next;
+    engine->queue = engine->computing = NULL;
+    HASH_ITER(hh, d->jobs, job, next) {
+        if (job->prefill == engine && (job->there || job->stage <= JOB_COMPUTES))
+            lose_prefill(job);
+        else if (job->decode == engine && (job->filling > 0 || job->here))
+            lose_decode(job);
+    }
+    engine->load = 0;
+    kvf_happening_set(&d->world.line, &engine->happening, back_at);
+}
+
+/* ---- all jobs --------------------------------------------------------------------------------- */
+
+static kvf_status make_happenings(kvf_deployment *d, const kvf_fleet *fleet) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < fleet->engine_count && !status; i++)
+        status = kvf_happening_make(&d->world.line, &fleet->engines[i].happening, at_engine);
+    return status;
+}
+
+kvf_status kvf_jobs_begin(kvf_deployment *d) {
+    kvf_status status = kvf_happening_make(&d->world.line, &d->arrival, at_arrival);
+    if (!status)
+        status = make_happenings(d, &d->prefill);
+    if (!status)
+        status = make_happenings(d, &d->decode);
+    if (!status)
+        kvf_happening_set(&d->world.line, &d->arrival, d->options->requests[0].at_ns);
+    return status;
+}
+
+uint32_t kvf_jobs_count(const kvf_deployment *d) {
+    return HASH_COUNT(d->jobs);
+}
+
+void kvf_jobs_free(kvf_deployment *d) {
+    kvf_job *job, *next;
+    HASH_ITER(hh, d->jobs, job, next) {
+        free_job(job);
+    }
+    kvf_happening_drop(&d->world.line, &d->arrival);
+}
