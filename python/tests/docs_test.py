@@ -29,6 +29,7 @@ RUN = {
     ("docs/README.md", "kvferry"): "tests/integration/hand.sh",
     ("docs/README.md", "cc"): "tests/install/consume.sh",
     ("docs/choosing-shapes.md", "kvferry"): "tests/integration/documents.sh",
+    ("docs/simulation.md", "kvferry"): "tests/integration/documents.sh",
     ("docs/operating.md", "kvferry"): "tests/integration/documents.sh",
     ("docs/operating.md", "python"): "python/tests/docs_test.py",
     ("docs/operating.md", "podman"): "scripts/check-container",

@@ -61,10 +61,12 @@ enum {
     COMMAND_COMPLETION = 2048,
     COMMAND_SWEEP = 4096,
     COMMAND_ASK = 8192,
+    COMMAND_SIMULATE = 16384,
 };
 
 int run_plan(int argc, char **argv);
 int run_sweep(int argc, char **argv);
+int run_simulate(int argc, char **argv);
 int run_demo(int argc, char **argv);
 int run_bench(int argc, char **argv);
 int run_models(int argc, char **argv);

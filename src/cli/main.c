@@ -26,6 +26,8 @@ static const command commands[] = {
     {"plan", "", "show who reads what from whom, and what it costs", COMMAND_PLAN, run_plan},
     {"sweep", "", "compare pairs of shapes: the time that each takes, as CSV and as a heat map",
      COMMAND_SWEEP, run_sweep},
+    {"simulate", "", "run a deployment of many engines on a clock of its own: how long requests take",
+     COMMAND_SIMULATE, WITH_AGENT(run_simulate)},
     {"demo", "", "move and verify a cache between two engines of real processes", COMMAND_DEMO,
      WITH_AGENT(run_demo)},
     {"serve", "", "hold a cache that another machine can fetch", COMMAND_SERVE, WITH_AGENT(run_serve)},

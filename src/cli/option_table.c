@@ -8,7 +8,7 @@
 enum {
     MOVING = COMMAND_DEMO | COMMAND_BENCH,
     PREDICTING = COMMAND_PLAN | COMMAND_SWEEP,
-    SHAPED = COMMAND_PLAN | MOVING, /* both engines are laid out by their shapes */
+    SHAPED = COMMAND_PLAN | MOVING | COMMAND_SIMULATE, /* both engines are laid out by their shapes */
     LOOKING = COMMAND_TRANSPORTS | COMMAND_DOCTOR,
     HERE = SHAPED | COMMAND_SERVE | COMMAND_SWEEP, /* the model is known without asking an engine */
     THERE = COMMAND_EXPLAIN | COMMAND_FETCH,       /* the running engine has the model, if not given */
@@ -100,6 +100,10 @@ static const char *moves_nothing(const options *asked) {
     return hands_over ? NULL : "only hand-over is about another engine";
 }
 
+static const char *has_trace(const options *asked) {
+    return asked->trace ? "prompts are those of the trace" : NULL;
+}
+
 /* ---- the table ------------------------------------------------------------------------------- */
 
 #define GOES_TO(member) .field = offsetof(options, member), .field_bytes = sizeof(((options *)0)->member)
@@ -145,20 +149,51 @@ static const option_row rows[] = {
      .idle = has_no_model},
     {"scales", "NAME[/head]", TYPES_OF_SCALES, NULL, COMMAND_MODELS, .take = take_scales, .words = dtype_word,
      .idle = has_one_group},
-    {"prefill", "SHAPE", "the engine that has the cache", "tp=4,block=16,order=nhd", HERE & ~COMMAND_SWEEP,
+    {"prefill", "SHAPE", "the engine that has the cache", "tp=4,block=16,order=nhd",
+     HERE & ~(COMMAND_SWEEP | COMMAND_SIMULATE), TEXT(prefill), .words = shape_word, .keys = true},
+    {"prefill", "SHAPE", "each engine that computes prompts", "tp=4,order=hnd", COMMAND_SIMULATE,
      TEXT(prefill), .words = shape_word, .keys = true},
     {"prefill", "SHAPES", "engines that have the cache, with / between values", "tp=1/2/4/8,order=nhd/hnd",
      COMMAND_SWEEP, TEXT(prefill), .words = shape_word, .keys = true},
     {"prefill", "SHAPE", "a prefill engine of this shape, for the engine that runs", NULL, COMMAND_EXPLAIN,
      TEXT(prefill), .words = shape_word, .keys = true},
-    {"decode", "SHAPE", "the engine that needs the cache", "tp=2,block=24,order=hnd", SHAPED | COMMAND_FETCH,
-     TEXT(decode), .words = shape_word, .keys = true},
+    {"decode", "SHAPE", "the engine that needs the cache", "tp=2,block=24,order=hnd",
+     (SHAPED | COMMAND_FETCH) & ~COMMAND_SIMULATE, TEXT(decode), .words = shape_word, .keys = true},
+    {"decode", "SHAPE", "each engine that generates", "tp=2,order=hnd", COMMAND_SIMULATE, TEXT(decode),
+     .words = shape_word, .keys = true},
     {"decode", "SHAPES", "engines that need the cache", "tp=1/2/4/8,block=16/64,order=nhd/hnd", COMMAND_SWEEP,
      TEXT(decode), .words = shape_word, .keys = true},
     {"decode", "SHAPE", "a decode engine of this shape, for the engine that runs", NULL, COMMAND_EXPLAIN,
      TEXT(decode), .words = shape_word, .keys = true},
-    {"tokens", "N", "tokens of the longest prompt", NULL, HERE | COMMAND_EXPLAIN, NUMBER(tokens, 1u << 30),
-     .idle = is_alone},
+    {"tokens", "N", "tokens of the longest prompt", NULL, (HERE & ~COMMAND_SIMULATE) | COMMAND_EXPLAIN,
+     NUMBER(tokens, 1u << 30), .idle = is_alone},
+    {"tokens", "N", "tokens of the longest prompt, without a trace; others have half as many and more",
+     "4096", COMMAND_SIMULATE, NUMBER(tokens, 1u << 30), .idle = has_trace},
+    {"prefill-engines", "N", "how many prefill engines", "4", COMMAND_SIMULATE,
+     NUMBER(prefill_engines, 1u << 16)},
+    {"decode-engines", "N", "how many decode engines", "8", COMMAND_SIMULATE,
+     NUMBER(decode_engines, 1u << 16)},
+    {"trace", "FILE",
+     "requests of a service, as Mooncake (.jsonl) or Azure (.csv) publish them (random ones)", NULL,
+     COMMAND_SIMULATE, TEXT(trace), .file = true},
+    {"rate", "N", "requests a second; a trace is played faster or slower (as the trace says, or 1)", NULL,
+     COMMAND_SIMULATE, NUMBER(rate, 1u << 30)},
+    {"requests", "N", "how many requests; a trace is cut or repeated (all of the trace, or 1000)", NULL,
+     COMMAND_SIMULATE, NUMBER(requests, UINT32_MAX - 1)},
+    {"prefill-speed", "N", "tokens of prompts that a prefill engine computes in a second", "10000",
+     COMMAND_SIMULATE, NUMBER(prefill_speed, 1u << 30)},
+    {"decode-speed", "N", "tokens of each sequence that a decode engine makes in a second", "50",
+     COMMAND_SIMULATE, NUMBER(decode_speed, 1u << 30)},
+    {"link", "GBIT", "Gbit/s of each rank's link, in each direction", "400", COMMAND_SIMULATE,
+     NUMBER(link_gbit, 1u << 20)},
+    {"latency", "US", "microseconds that a message takes", "10", COMMAND_SIMULATE,
+     NUMBER(latency_us, 1u << 20)},
+    {"run-cost", "NS", "nanoseconds that a link needs for each run, beside its bytes (none)", NULL,
+     COMMAND_SIMULATE, NUMBER(run_ns, 1u << 20)},
+    {"lease", "SECONDS", "for how long blocks are held without a sign of life", "30", COMMAND_SIMULATE,
+     NUMBER(lease_s, 86400)},
+    {"killed", "N", "engines that are killed at random, and are back after 30 s (none)", NULL,
+     COMMAND_SIMULATE, NUMBER(killed, 1u << 30)},
     {"requests", "N", "how many requests (as many as memory allows, up to 64)", NULL, MOVING | COMMAND_SERVE,
      NUMBER(requests, 1u << 20)},
     {"transport", "KIND", "auto, or one kind of transport", "auto", LIVE, NAME(transport, transport_word)},
@@ -219,6 +254,7 @@ static const option_row rows[] = {
      COMMAND_SERVE, .take = take_key, GOES_TO(operators), .many = true, .idle = has_no_keys},
     {"insecure", NULL, "listen beyond loopback without keys", NULL, COMMAND_SERVE | COMMAND_FETCH,
      FLAG(insecure), .idle = needs_no_leave},
+    {"seed", "N", "chooses what is drawn", "1", COMMAND_SIMULATE, .take = take_seed, GOES_TO(seed)},
     {"seed", "N", "chooses prompt lengths, prefix hits and block tables", "1", MOVING | COMMAND_SERVE,
      .take = take_seed, GOES_TO(seed)},
     {"replicas", "spread|first", "which of several ranks with the same cells is read", "spread",

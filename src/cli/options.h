@@ -59,6 +59,13 @@ typedef struct options {
     uint32_t rounds;
     uint32_t timeout_s;
     uint64_t seed;
+    /* of a simulation */
+    const char *trace; /* a file of requests; NULL: they are drawn */
+    uint32_t rate;     /* requests a second; 0: that of the trace, or 1 */
+    uint32_t prefill_engines, decode_engines;
+    uint32_t prefill_speed, decode_speed; /* tokens a second */
+    uint32_t link_gbit, latency_us, run_ns, lease_s;
+    uint32_t killed; /* engines */
     bool first_replica;
     kvf_memory_kind prefill_memory, decode_memory; /* for predictions */
     const char *json;                              /* a file, "-": instead of text; NULL: no JSON */

@@ -14,7 +14,7 @@ commands_of() {
     sed -n '/^```sh$/,/^```$/p' "$1" | grep '^kvferry '
 }
 
-for name in choosing-shapes operating; do
+for name in choosing-shapes operating simulation; do
     count=0
     while read -r _ line; do
         count=$((count + 1))

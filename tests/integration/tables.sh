@@ -28,7 +28,7 @@ fits "and by transport" plan --fabrics
 fits "the models" models
 fits "the families" models --families
 fits "the kinds of transport" transports
-for command in plan sweep demo serve fetch ping ask bench models transports doctor explain completion keys; do
+for command in plan sweep simulate demo serve fetch ping ask bench models transports doctor explain completion keys; do
     fits "help about $command" help "$command"
 done
 fits "the commands" help
@@ -49,5 +49,6 @@ narrow "what the doctor finds" doctor
 narrow "a demo" demo "${small[@]}"
 narrow "a producer that dies" demo --memory-limit 64m --tokens 40 --requests 2 --push --kill
 narrow "a bench" bench "${small[@]}"
+narrow "a simulation" simulate --requests 20 --killed 1
 
 finish

@@ -103,7 +103,8 @@ writes_json() {
     fi
 }
 small=(--memory-limit 32m --tokens 20 --requests 2 --rounds 1)
-for command in plan models "models --families" transports doctor "sweep --prefill tp=1/2 --decode tp=1"; do
+for command in plan models "models --families" transports doctor "sweep --prefill tp=1/2 --decode tp=1" \
+    "simulate --requests 20"; do
     # shellcheck disable=SC2086 # the words of the command
     writes_json "$command writes JSON instead of its text, or beside it into a file" $command
 done
