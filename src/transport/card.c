@@ -157,8 +157,10 @@ static kvf_status read_parts(kvf_byte_reader *from, kvf_card *card) {
         part->data = kvf_take_bytes(from, part->bytes);
         if (from->cut_off)
             return cut_off();
+        if (kvf_card_part_of(card, part->kind))
+            return kvf_fail(KVF_E_PARSE, "card: it has two parts of kind \"%s\"; allowed: one", part->kind);
+        card->part_count++;
     }
-    card->part_count = count;
     return KVF_OK;
 }
 
@@ -208,12 +210,16 @@ void kvf_card_free(kvf_card *card) {
     *card = (kvf_card){0};
 }
 
-static bool has_part(const kvf_card *card, const kvf_card_part *part) {
+const kvf_card_part *kvf_card_part_of(const kvf_card *card, const char *kind) {
     for (uint32_t i = 0; i < card->part_count; i++)
-        if (strcmp(card->parts[i].kind, part->kind) == 0 && card->parts[i].bytes == part->bytes &&
-            memcmp(card->parts[i].data, part->data, part->bytes) == 0)
-            return true;
-    return false;
+        if (strcmp(card->parts[i].kind, kind) == 0)
+            return &card->parts[i];
+    return NULL;
+}
+
+static bool has_part(const kvf_card *card, const kvf_card_part *part) {
+    const kvf_card_part *own = kvf_card_part_of(card, part->kind);
+    return own && own->bytes == part->bytes && memcmp(own->data, part->data, part->bytes) == 0;
 }
 
 bool kvf_card_is_of_same(const void *a, size_t a_bytes, const void *b, size_t b_bytes) {

@@ -32,7 +32,7 @@ typedef struct kvf_card {
     bool *region_on_device;    /**< a device's, and not an arena; NULL: none is */
     bool *region_device_arena; /**< NULL: none is */
     uint32_t region_count;
-    kvf_card_part *parts; /**< one for each fabric, up to 255 */
+    kvf_card_part *parts; /**< up to 255, no two of one kind */
     uint32_t part_count;
 } kvf_card;
 
@@ -43,12 +43,15 @@ kvf_status kvf_card_write(const kvf_card *card, kvf_buffer *out);
  * Reads a card.
  *
  * @param out  zeroed on failure; otherwise freed by kvf_card_free()
- * @return KVF_OK, KVF_E_PARSE (not a card, cut off, or damaged), KVF_E_UNSUPPORTED (another version),
- *         KVF_E_NOMEM
+ * @return KVF_OK, KVF_E_PARSE (not a card, cut off, damaged, or with two parts of one kind), KVF_E_UNSUPPORTED
+ *         (another version), KVF_E_NOMEM
  */
 kvf_status kvf_card_read(const void *data, size_t bytes, kvf_card *out);
 
 void kvf_card_free(kvf_card *card);
+
+/** The part that the fabric of this kind wrote; NULL: it wrote none. */
+const kvf_card_part *kvf_card_part_of(const kvf_card *card, const char *kind);
 
 /** Whether two cards are of one endpoint, as far as they tell: the part of one kind is the same in both, and such a part
  * names its endpoint by random bytes. */

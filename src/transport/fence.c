@@ -47,11 +47,9 @@ each_in_common(kvf_transport *transport, const void *data, size_t bytes, const c
         status = kvf_card_read(data, bytes, &card);
     for (uint32_t i = 0; i < transport->fabric_count && !status; i++) {
         const kvf_front_fabric *front = &transport->fabrics[i];
-        if (front->disabled && !front->was_offered)
-            continue;
-        for (uint32_t p = 0; p < card.part_count && !status; p++)
-            if (strcmp(card.parts[p].kind, front->fabric->kind.name) == 0)
-                status = act(front, &card.parts[p], out);
+        const kvf_card_part *part = kvf_card_part_of(&card, front->fabric->kind.name);
+        if (part && (!front->disabled || front->was_offered))
+            status = act(front, part, out);
     }
     kvf_card_free(&card);
     return status ? kvf_fail_in(status, "%s: ", what) : KVF_OK;

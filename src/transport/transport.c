@@ -235,13 +235,6 @@ static void note_refusal(char *why, size_t size, const char *kind, const char *d
     (void)snprintf(why + used, size - used, "%s%s: %s", used ? "; " : "", kind, detail);
 }
 
-static const kvf_card_part *part_of(const kvf_card *card, const kvf_fabric *fabric) {
-    for (uint32_t p = 0; p < card->part_count; p++)
-        if (strcmp(card->parts[p].kind, fabric->kind.name) == 0)
-            return &card->parts[p];
-    return NULL;
-}
-
 static bool is_any(const bool *of, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
         if (of[i])
@@ -306,7 +299,7 @@ static bool try_fabric(kvf_transport *transport, uint32_t number, const kvf_card
                        kvf_peer *peer, attempts *tried, kvf_status *status) {
     const kvf_front_fabric *front = &transport->fabrics[number];
     const kvf_fabric *fabric = front->fabric;
-    const kvf_card_part *part = part_of(card, fabric);
+    const kvf_card_part *part = kvf_card_part_of(card, fabric->kind.name);
     const bool past = tried->hints->past && strcmp(fabric->kind.name, tried->hints->past) == 0;
     if (!part || past || !may_serve(front, card, packed_only))
         return false;

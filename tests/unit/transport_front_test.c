@@ -399,6 +399,19 @@ static void a_card_is_read_as_it_was_written(void **state) {
     kvf_buffer_free(&bytes);
 }
 
+/* A connection was made by the first, and a fence asked about both. */
+static void a_card_with_two_parts_of_one_kind_is_refused(void **state) {
+    (void)state;
+    kvf_card_part parts[3] = {{"shm", "abc", 3}, {"ucx", "", 0}, {"shm", "abd", 3}};
+    const kvf_card written = {.name = "rank 3", .parts = parts, .part_count = 3};
+    kvf_card read;
+    kvf_buffer bytes = {0};
+    assert_int_equal(kvf_card_write(&written, &bytes), KVF_OK);
+    assert_int_equal(kvf_card_read(bytes.data, bytes.length, &read), KVF_E_PARSE);
+    assert_string_equal(kvf_error_detail(), "card: it has two parts of kind \"shm\"; allowed: one");
+    kvf_buffer_free(&bytes);
+}
+
 /* A card that gives a region a size and also says "withheld" contradicts itself. */
 static void a_card_says_which_regions_are_withheld(void **state) {
     (void)state;
@@ -780,6 +793,7 @@ int main(void) {
         cmocka_unit_test(forged_cards_connect_to_nothing_that_was_not_meant),
         cmocka_unit_test(random_bytes_are_not_a_card),
         cmocka_unit_test(a_card_is_read_as_it_was_written),
+        cmocka_unit_test(a_card_with_two_parts_of_one_kind_is_refused),
         cmocka_unit_test(a_card_says_which_regions_are_withheld),
         cmocka_unit_test(a_card_says_which_regions_are_in_memory_of_devices),
         cmocka_unit_test(a_region_that_was_unregistered_is_not_withheld),
