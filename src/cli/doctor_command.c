@@ -232,7 +232,7 @@ static const char *way_to(const char *kind) {
     return "without it slower kinds serve: mend what the reason names";
 }
 
-static void check_transports(examination *all, kvf_transport *transport) {
+static void check_kinds(examination *all, kvf_transport *transport) {
     kvf_transport_finding found = {.struct_size = sizeof found};
     for (uint32_t i = 0; kvf_transport_find(transport, i, &found) == KVF_OK; i++) {
         char name[48];
@@ -246,6 +246,22 @@ static void check_transports(examination *all, kvf_transport *transport) {
         else
             say_found(at, "works");
     }
+}
+
+/* A machine that lacks something is a finding; a wrong option is refused. */
+static int check_transports(examination *all, const options *asked) {
+    kvf_transport *transport = NULL;
+    const kvf_status status = options_open_transport(asked, true, &transport);
+    if (status == KVF_E_IO)
+        say_found(
+            add(all, "transports", false, "nothing moves here: mend what the reason names, and look again"),
+            "%s", kvf_error_detail());
+    else if (status)
+        return library_error(status, "transports");
+    else
+        check_kinds(all, transport);
+    kvf_transport_close(transport);
+    return EXIT_DONE;
 }
 
 /* ---- printing -------------------------------------------------------------------------------- */
@@ -290,12 +306,9 @@ int run_doctor(int argc, char **argv) {
         return result;
     examination all = {.count = 0};
     check_reading(&all); /* forks, and so comes before the transport is open */
-    kvf_transport *transport = NULL;
-    result = options_open_transport(&asked, true, &transport);
+    result = check_transports(&all, &asked);
     if (result)
         return result;
-    check_transports(&all, transport);
-    kvf_transport_close(transport);
     check_devices(&all);
     check_descriptors(&all);
     check_locked_memory(&all);

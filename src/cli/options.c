@@ -175,14 +175,13 @@ uint32_t options_settings(const options *asked, kvf_setting out[OPTIONS_MAX_SETT
     return count;
 }
 
-int options_open_transport(const options *asked, bool emulated, kvf_transport **out) {
+kvf_status options_open_transport(const options *asked, bool emulated, kvf_transport **out) {
     kvf_setting settings[OPTIONS_MAX_SETTINGS + 1];
     kvf_transport_options how = {.struct_size = sizeof how, .name = "kvferry", .settings = settings};
     how.setting_count = options_settings(asked, settings);
     if (emulated)
         settings[how.setting_count++] = (kvf_setting){"ucx.emulated", "on"};
-    kvf_status status = kvf_transport_open("auto", &how, out);
-    return status ? library_error(status, "transports") : EXIT_DONE;
+    return kvf_transport_open("auto", &how, out);
 }
 
 static const char *any_model(const void *set, uint32_t i) {

@@ -106,11 +106,11 @@ enum { OPTIONS_MAX_SETTINGS = 6 };
 uint32_t options_settings(const options *asked, kvf_setting out[OPTIONS_MAX_SETTINGS]);
 
 /**
- * Opens an endpoint with every kind of transport that "auto" takes here; prints what is wrong if it cannot.
+ * Opens an endpoint with every kind of transport that "auto" takes here.
  *
  * @param emulated  also with a UCX that only emulates one-sided operations
  */
-int options_open_transport(const options *asked, bool emulated, kvf_transport **out);
+kvf_status options_open_transport(const options *asked, bool emulated, kvf_transport **out);
 
 /** Loads the model that the user named; prints what is wrong if it cannot. */
 int options_load_model(const options *asked, kvf_model **out);

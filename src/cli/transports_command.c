@@ -151,9 +151,10 @@ int run_transports(int argc, char **argv) {
     if (result)
         return result;
     kvf_transport *transport = NULL, *automatic = NULL;
-    result = options_open_transport(&asked, true, &transport);
-    if (!result)
-        result = options_open_transport(&asked, false, &automatic);
+    kvf_status status = options_open_transport(&asked, true, &transport);
+    if (!status)
+        status = options_open_transport(&asked, false, &automatic);
+    result = status ? library_error(status, "transports") : EXIT_DONE;
     if (!result && options_want_text(&asked))
         result = print_all(transport, automatic);
     if (!result && asked.json)

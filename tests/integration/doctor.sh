@@ -61,6 +61,14 @@ END
     KVFERRY=$without_files succeeds "and its transports are listed" '^shm +host +host +yes' transports
 fi
 
+few=$(mktemp)
+trap 'rm -f "$output" "$errors" ${without_files:+"$without_files"} "$few"' EXIT
+printf '#!/bin/sh\nulimit -n 10\nexec "%s" "$@"\n' "$KVFERRY" >"$few"
+chmod +x "$few"
+KVFERRY=$few succeeds "too few descriptors for any transport are a finding" \
+    '^look +transports +[a-z]+: .*: Too many open files$' doctor
+KVFERRY=$few succeeds "and what to do about them is said" '^file descriptors: raise it' doctor
+
 ulimit -S -n 200
 succeeds "few descriptors are seen, with what to do" '^file descriptors: raise it' doctor
 finish
