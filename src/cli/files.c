@@ -29,6 +29,21 @@ int file_check(const char *path) {
     return can ? EXIT_DONE : failure("%s: %s", path, strerror(errno));
 }
 
+bool file_is_same(const char *a, const char *b) {
+    struct stat of_a, of_b;
+    if (strcmp(a, "-") == 0 || strcmp(b, "-") == 0)
+        return false;
+    const bool is_new = lstat(a, &of_a) != 0; /* then it is made for a moment: two names may lead there */
+    FILE *made = is_new ? fopen(a, "a") : NULL;
+    const bool same = stat(a, &of_a) == 0 && stat(b, &of_b) == 0 && of_a.st_dev == of_b.st_dev &&
+                      of_a.st_ino == of_b.st_ino && S_ISREG(of_a.st_mode);
+    if (made) {
+        (void)fclose(made);
+        (void)remove(a);
+    }
+    return same;
+}
+
 int file_write(const char *path, const char *text) {
     if (strcmp(path, "-") == 0)
         return fputs(text, stdout) != EOF && fflush(stdout) == 0 ? EXIT_DONE : EXIT_FAILED;

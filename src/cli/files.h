@@ -4,6 +4,7 @@
 #ifndef KVFERRY_CLI_FILES_H
 #define KVFERRY_CLI_FILES_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /**
@@ -15,6 +16,10 @@ int file_read(const char *option, const char *path, char *out, size_t room, size
 
 /** Checks that file_write() will be able to write a file, and leaves it as it is; prints what is wrong if it cannot. */
 int file_check(const char *path);
+
+/** Whether two names are those of one file, there or to be written. Names of a device, such as /dev/null, are not, nor
+ * is "-". */
+bool file_is_same(const char *a, const char *b);
 
 /**
  * Writes a text ("-": to the standard output). Prints what is wrong if it cannot, and then leaves no part of a file

@@ -149,7 +149,11 @@ int options_parse(int argc, char **argv, uint32_t command_bit, options *out) {
         result = refuse_empty(out);
     if (!result && out->html)
         result = file_check(out->html);
-    return result || !out->json ? result : file_check(out->json);
+    if (!result && out->json)
+        result = file_check(out->json);
+    if (!result && out->json && out->html && file_is_same(out->json, out->html))
+        result = usage_error("--json and --html would both write to %s; give them two files", out->html);
+    return result;
 }
 
 bool options_want_text(const options *asked) {

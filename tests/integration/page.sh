@@ -11,6 +11,19 @@ succeeds "a page is written beside the text" '^In all 128\.0 MiB' plan --html "$
 succeeds "a page can be the output, and is all of it" '^<!DOCTYPE html>' plan --html -
 succeeds "a page has what each transport would take" '<h2>The slowest rank, by transport</h2>' plan --fabrics --html -
 refuses "JSON and a page do not share the output" 2 '^kvferry: --json and --html - would both write to the standard output' plan --json --html -
+refuses "nor a file" 2 "^kvferry: --json and --html would both write to $folder/both; give them two files\$" \
+    plan --json "$folder/both" --html "$folder/both"
+refuses "nor one by two names" 2 '--json and --html would both write' plan --json "$folder/./both" --html "$folder/both"
+ln -s both "$folder/link"
+touch "$folder/both"
+refuses "nor one that a link names" 2 '--json and --html would both write' plan --json "$folder/link" --html "$folder/both"
+if [ -s "$folder/both" ]; then
+    fail "and nothing was written" "there is something"
+else
+    pass "and nothing was written"
+fi
+rm "$folder/both" "$folder/link"
+succeeds "two outputs may be thrown away" '^In all ' plan --json /dev/null --html /dev/null
 refuses "a page that cannot be written is named" 1 "$folder/none/plan.html: No such file" \
     plan --html "$folder/none/plan.html"
 limited=$folder/limited # the command, with files of 8 KiB at most
