@@ -408,11 +408,12 @@ int shape_parse(const char *side, const char *written, const kvf_model *model, e
     uint32_t groups = kvf_model_group_count(model);
     *out = (engine_shape){.side = side, .tp = 1, .pp = 1, .dcp = 1, .dcp_width = 1};
     out->text = strdup(written);
+    out->written = strdup(written);
     out->groups = calloc(groups, sizeof *out->groups);
     out->fixed_blocks = calloc(groups, sizeof *out->fixed_blocks);
     out->types = calloc(groups, sizeof *out->types);
     out->turned_keys = calloc(groups, sizeof *out->turned_keys);
-    if (!out->text || !out->groups || !out->fixed_blocks || !out->types || !out->turned_keys)
+    if (!out->text || !out->written || !out->groups || !out->fixed_blocks || !out->types || !out->turned_keys)
         return failure("not enough memory");
     int result = cut(out);
     if (!result)
@@ -427,6 +428,7 @@ int shape_parse(const char *side, const char *written, const kvf_model *model, e
 
 void shape_free(engine_shape *shape) {
     free(shape->text);
+    free(shape->written);
     free(shape->pp_layers);
     free(shape->groups);
     free(shape->fixed_blocks);
@@ -458,8 +460,8 @@ int shape_build(const engine_shape *shape, const kvf_model *model, kvf_engine **
     if (!status)
         status = kvf_engine_build(retyped ? retyped : model, &spec, out);
     kvf_model_free(retyped);
-    if (status)
-        return library_error(status, "--%s", shape->side);
+    if (status) /* the library calls fields by its own names, and this shows what became of which key */
+        return library_error(status, "--%s%s%s", shape->side, shape->written[0] ? " " : "", shape->written);
     const int result = shape->turns_keys ? shape_turn_keys(shape->side, shape->turned_keys, out) : EXIT_DONE;
     if (result) {
         kvf_engine_free(*out);

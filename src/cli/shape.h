@@ -24,6 +24,7 @@ typedef struct engine_shape {
     const char *side; /* "prefill" or "decode": for messages, and the engine's name unless it has another */
     const char *name; /* owned by the caller; NULL: the name is that of the side */
     char *text;       /* owned, cut into the settings */
+    char *written;    /* owned, as the user wrote it */
     shape_setting settings[SHAPE_MAX_SETTINGS];
     uint32_t setting_count;
     bool is_read; /* every key is understood: what is refused after that is impossible for the model */

@@ -50,11 +50,11 @@ refused "a key of the engine set for a group" 'tp is a key of the whole engine' 
 refused "a size of zero" '--prefill: tp is "0"; allowed: a whole number from 1 to 65536' plan --prefill tp=0
 refused "a size that is no number" '--prefill: block is "x"' plan --prefill block=x
 refused "an unknown order" '--decode: order is "zzz"; allowed: nhd, hnd, .*, and axes such as L\|BPNH$' plan --decode order=zzz
-refused "more stages than layers" '--prefill: pp_size is 99; allowed: 1 to 32' plan --prefill pp=99
-refused "stages that do not sum to the layers" '--decode: pp_layers sums to 33; the model has 32' \
+refused "more stages than layers" '--prefill pp=99: pp_size is 99; allowed: 1 to 32' plan --prefill pp=99
+refused "stages that do not sum to the layers" '--decode pp-layers=16\+17: pp_layers sums to 33; the model has 32' \
     plan --decode pp-layers=16+17
-refused "token shares that do not divide the ranks" '--prefill: dcp_size is 3' plan --prefill tp=4,dcp=3
-refused "kernel blocks that do not divide blocks" 'kernel_blocks_per_block is 5, which does not divide' \
+refused "token shares that do not divide the ranks" '--prefill tp=4,dcp=3: dcp_size is 3' plan --prefill tp=4,dcp=3
+refused "kernel blocks that do not divide blocks" '--decode block=24,kernel=5: group full: kernel_blocks_per_block is 5, which does not divide' \
     plan --decode block=24,kernel=5
 refused "pages smaller than their content" 'page_bytes is 16, but a page has' plan --prefill page=16
 refused "keys that are kept in no known way" '--prefill: keys is "split"; allowed: whole and by-channel' \
