@@ -792,7 +792,9 @@ typedef struct kvf_event {
     const char *engine; /**< the peer's; "" when the event is about no peer */
     uint32_t rank;      /**< the peer's; UINT32_MAX: all of the engine's, or none */
     bool blocks_free;   /**< the request's blocks belong to the engine again */
-    bool recompute;     /**< FAILED, by policy: recompute `invalid` instead of failing the request */
+    /** FAILED, by policy: recompute `invalid` instead of failing the request. It matters for pulls and expects: a producer
+     * has its blocks */
+    bool recompute;
     /** FAILED pulls and expects: blocks without valid content, for each group */
     const kvf_block_list *invalid;
     uint32_t group_count;

@@ -194,7 +194,7 @@ KVF_API kvf_status kvf_shard_locate(const kvf_shard *shard, uint32_t group, uint
  *
  * `order` nests the axes from outermost to innermost, one letter each: L layer, B block, T tensor, P part,
  * H unit (a head, a channel), N row (a token, an entry); the cell itself is innermost. A '|' ends the axes that get a
- * buffer of their own. T may be left out: it then stands just outside P. Examples:
+ * buffer of their own, which only L, T and P may. T may be left out: it then stands just outside P. Examples:
  *
  *   "L|BPHN"   a buffer per layer; in a page all of K, then all of V; head before token (HND)
  *   "L|BPNH"   the same, token before head (NHD)

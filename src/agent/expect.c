@@ -320,10 +320,11 @@ void kvf_expect_written(kvf_session *session, const kvf_call_body *call) {
             kvf_answer_status(session, call, KVF_OK, "");
         else /* it has not heard of the withdrawal, and takes this for one */
             answer_given_up(session, call, expect);
-        if (call->status && !expect->base.silent)
-            kvf_ticket_fail(&expect->base, call->status,
-                            call->detail[0] ? call->detail : "the producer failed without giving a reason",
-                            session);
+        if (call->status && !expect->base.silent) {
+            (void)kvf_fail(call->status, "%s rank %u: %s", session->engine, session->rank,
+                           call->detail[0] ? call->detail : "it failed without giving a reason");
+            kvf_ticket_fail(&expect->base, call->status, kvf_error_detail(), session);
+        }
         expect->base.agent->due = 0;
         return;
     }

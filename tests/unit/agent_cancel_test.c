@@ -240,6 +240,24 @@ static void a_failure_is_a_line_of_json_and_is_counted(void **state) {
     world_close(&s.w);
 }
 
+/* The consumer was once told "cancelled by its engine", as if it had cancelled the request itself. */
+static void a_consumer_is_told_which_rank_cancelled_a_push(void **state) {
+    (void)state;
+    scene s;
+    set_up(&s, NULL);
+    world_expect(&s.w.d, &s.wanted, &s.w.p, s.ours);
+    world_push(&s.w.p, &s.held, s.theirs);
+    world_run_for(&s.w, 50 * MS);
+    assert_ok(kvf_agent_cancel(s.w.p.agents[1], s.theirs[1]));
+    const world_outcome *failed = world_failed(&s.w, s.w.d.agents[0], s.ours[0], KVF_E_CANCELLED);
+    assert_string_equal(failed->detail, "P rank 1: cancelled by its engine");
+    failed = world_failed(&s.w, s.w.p.agents[1], s.theirs[1], KVF_E_CANCELLED);
+    assert_string_equal(failed->detail, "cancelled by its engine");
+    (void)world_failed(&s.w, s.w.p.agents[0], s.theirs[0], KVF_E_CANCELLED);
+    world_quiet(&s.w);
+    world_close(&s.w);
+}
+
 static void a_failure_of_a_peer_is_a_line_that_names_its_rank(void **state) {
     (void)state;
     scene s;
@@ -276,6 +294,7 @@ int main(void) {
         cmocka_unit_test(a_connection_attempt_is_cancelled),
         cmocka_unit_test(readers_of_a_cancelled_hold_may_finish),
         cmocka_unit_test(a_reader_that_gives_up_before_it_sees_its_lease_frees_a_cancelled_hold),
+        cmocka_unit_test(a_consumer_is_told_which_rank_cancelled_a_push),
         cmocka_unit_test(a_failure_is_a_line_of_json_and_is_counted),
         cmocka_unit_test(a_failure_of_a_peer_is_a_line_that_names_its_rank),
     };

@@ -46,9 +46,11 @@ static void a_push_that_cannot_write_says_why_on_both_sides(void **state) {
     world_push(&w.p, &held, pushes);
     world_expect(&w.d, &wanted, &w.p, expects);
     world_ready(&w.p, pushes);
-    const char *begin = "writing to rank 0 of D failed with KVF_E_IO after 0 bytes: ";
-    check_sentence(world_failed(&w, w.d.agents[0], expects[0], KVF_E_IO), begin, "writing to D#0@");
-    check_sentence(world_failed(&w, w.p.agents[0], pushes[0], KVF_E_IO), begin, "writing to D#0@");
+    check_sentence(
+        world_failed(&w, w.d.agents[0], expects[0], KVF_E_IO),
+        "P rank 0: writing to rank 0 of D failed with KVF_E_IO after 0 bytes: ", "writing to D#0@");
+    check_sentence(world_failed(&w, w.p.agents[0], pushes[0], KVF_E_IO),
+                   "writing to rank 0 of D failed with KVF_E_IO after 0 bytes: ", "writing to D#0@");
     world_close(&w);
     faulty_remove();
 }
