@@ -6,7 +6,11 @@
  * the same cell in the remote rank's own placement, with strides that keep this true in every block and step. A cell
  * that is kept in pieces is checked in parts that are contiguous on both sides. If whole blocks have rules of their
  * own, these are checked in the same way for every cell of one block.
+ *
+ * The lanes of a rule are looked up by where they write, so the time grows with the cells, and not with cells x lanes.
  */
+#include <stdlib.h>
+
 #include "plan/plan.h"
 
 typedef struct proof {
@@ -17,6 +21,7 @@ typedef struct proof {
     uint64_t at;       /* the first byte of the cell that is checked */
     uint64_t bytes;    /* bytes from there on that are contiguous on both sides, as far as is known */
     uint32_t *answers; /* [remote token share]: lanes found */
+    const kvf_copy_lane **lanes; /* rule by rule, each rule's by region and local offset */
 } proof;
 
 static kvf_status cell_fault(const proof *p, kvf_status status, const char *what, uint32_t rank) {
@@ -54,6 +59,51 @@ static bool read_from(const kvf_copy_rule *rule, const kvf_copy_lane *lane, uint
         return true;
     }
     return false;
+}
+
+/* How many bytes behind its local offset a lane of a rule writes, at most, in step 0 of block 0. */
+static uint64_t reach_of(const kvf_copy_rule *rule) {
+    uint64_t reach = rule->cell_bytes;
+    if (!kvf_mul_add(rule->rows_per_step, rule->local.row, reach, &reach) ||
+        !kvf_mul_add(rule->units, rule->local.unit, reach, &reach))
+        return UINT64_MAX;
+    return reach;
+}
+
+/* The number of a rule's lanes that lie before an offset of a region. */
+static uint32_t lanes_before(const kvf_copy_rule *rule, const kvf_copy_lane **lanes, uint32_t region,
+                             uint64_t offset) {
+    uint32_t begin = 0, end = rule->lane_count;
+    while (begin < end) {
+        const uint32_t middle = begin + (end - begin) / 2;
+        const kvf_copy_lane *lane = lanes[middle];
+        if (lane->local_region < region || (lane->local_region == region && lane->local_offset < offset))
+            begin = middle + 1;
+        else
+            end = middle;
+    }
+    return begin;
+}
+
+static int compare_lanes(const void *left, const void *right) {
+    const kvf_copy_lane *a = *(const kvf_copy_lane *const *)left, *b = *(const kvf_copy_lane *const *)right;
+    if (a->local_region != b->local_region)
+        return a->local_region < b->local_region ? -1 : 1;
+    return (a->local_offset > b->local_offset) - (a->local_offset < b->local_offset);
+}
+
+/* NULL: there is not enough memory. */
+static const kvf_copy_lane **sort_lanes(const kvf_plan *plan) {
+    size_t count = 0;
+    for (uint32_t i = 0; i < plan->rule_count; i++)
+        count += plan->rules[i].lane_count;
+    const kvf_copy_lane **lanes = kvf_alloc(count + 1, sizeof *lanes), **at = lanes;
+    for (uint32_t i = 0; i < plan->rule_count && lanes; at += plan->rules[i++].lane_count) {
+        for (uint32_t l = 0; l < plan->rules[i].lane_count; l++)
+            at[l] = &plan->rules[i].lanes[l];
+        qsort(at, plan->rules[i].lane_count, sizeof *at, compare_lanes);
+    }
+    return lanes;
 }
 
 static bool same_steps(const kvf_copy_rule *rule, kvf_strides strides, const kvf_placement *placement,
@@ -107,15 +157,19 @@ static kvf_status check_bytes(proof *p) {
     memset(p->answers, 0, remote->share_count * sizeof *p->answers);
     uint64_t offset = address_in(&p->local, p->at, &p->bytes);
     kvf_status status = KVF_OK;
-    for (uint32_t i = 0; i < plan->rule_count && !status; i++) {
+    const kvf_copy_lane **lanes = p->lanes;
+    for (uint32_t i = 0; i < plan->rule_count && !status; lanes += plan->rules[i++].lane_count) {
         const kvf_copy_rule *rule = &plan->rules[i];
         if (rule->group != p->group || rule->whole_blocks != p->whole)
             continue;
-        for (uint32_t l = 0; l < rule->lane_count && !status; l++) {
+        const uint64_t reach = reach_of(rule);
+        uint32_t l = lanes_before(rule, lanes, p->local.region, offset > reach ? offset - reach : 0);
+        for (; l < rule->lane_count && lanes[l]->local_region == p->local.region &&
+               lanes[l]->local_offset <= offset && !status;
+             l++) {
             uint64_t from, room;
-            if (rule->lanes[l].local_region == p->local.region &&
-                read_from(rule, &rule->lanes[l], offset, &from, &room))
-                status = check_answer(p, i, &rule->lanes[l], from, room);
+            if (read_from(rule, lanes[l], offset, &from, &room))
+                status = check_answer(p, i, lanes[l], from, room);
         }
     }
     kvf_token_share share = {0, remote->share_count, remote->share_width};
@@ -205,11 +259,13 @@ kvf_status kvf_plan_verify(const kvf_plan *plan) {
             shares = plan->remote->groups[g].share_count;
     proof p = {.plan = plan,
                .local = {.struct_size = sizeof p.local},
-               .answers = kvf_alloc(shares, sizeof *p.answers)};
-    if (!p.answers)
-        return kvf_nomem("a proof");
+               .answers = kvf_alloc(shares, sizeof *p.answers),
+               .lanes = sort_lanes(plan)};
+    if (!p.answers || !p.lanes)
+        status = kvf_nomem("a proof");
     for (p.group = 0; p.group < groups && !status; p.group++)
         status = check_group(&p);
+    kvf_free(p.lanes);
     kvf_free(p.answers);
     return status;
 }

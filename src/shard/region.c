@@ -9,11 +9,28 @@ typedef struct found {
     uint32_t count;
 } found;
 
+/* The first held layer of a part that lies in this region or a later one, if the regions ascend. */
+static uint32_t first_from(const kvf_shard *shard, uint32_t group, uint32_t part, uint32_t region) {
+    kvf_range left = kvf_shard_group_layers(shard, group);
+    while (left.begin < left.end) {
+        const uint32_t middle = left.begin + (left.end - left.begin) / 2;
+        if (kvf_shard_placement(shard, group, middle, part)->region < region)
+            left.begin = middle + 1;
+        else
+            left.end = middle;
+    }
+    return left.begin;
+}
+
 static found find_layers(const kvf_shard *shard, uint32_t group, uint32_t part, uint32_t region) {
     kvf_range held = kvf_shard_group_layers(shard, group);
     found out = {0};
     if (!kvf_holds_units(&shard->groups[group].parts[part]))
         return out;
+    if (shard->groups[group].regions_ascend) {
+        held.begin = first_from(shard, group, part, region);
+        held.end = first_from(shard, group, part, region + 1);
+    }
     for (uint32_t layer = held.begin; layer < held.end; layer++) {
         if (kvf_shard_placement(shard, group, layer, part)->region != region)
             continue;

@@ -137,13 +137,18 @@ static kvf_status check_placement(const kvf_shard *shard, uint32_t group, uint32
 static kvf_status check_placements(const kvf_shard *shard, uint32_t group) {
     const kvf_group_desc *desc = kvf_model_group(shard->model, group);
     kvf_range layers = shard->group_layers[group];
-    const kvf_placement *placement = shard->groups[group].placements;
+    kvf_held_group *held = &shard->groups[group];
+    const kvf_placement *placement = held->placements;
+    held->regions_ascend = true;
     for (uint32_t layer = layers.begin; layer < layers.end; layer++) {
         for (uint32_t part = 0; part < desc->part_count; part++, placement++) {
             kvf_status status = check_placement(shard, group, part, placement);
             if (status)
                 return kvf_fail_in(status, "layer %u, part %s: ", desc->layers[layer],
                                    desc->parts[part].name);
+            if (layer > layers.begin && kvf_holds_units(&held->parts[part]) &&
+                placement->region < (placement - desc->part_count)->region)
+                held->regions_ascend = false;
         }
     }
     return KVF_OK;

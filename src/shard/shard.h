@@ -19,6 +19,7 @@ typedef struct kvf_held_group {
     kvf_token_share share;           /* of the steps */
     const kvf_part_share *parts;     /* [part] */
     const kvf_placement *placements; /* [held layer][part] */
+    bool regions_ascend;             /* no part has a later layer in an earlier region */
 } kvf_held_group;
 
 struct kvf_shard {

@@ -4,6 +4,10 @@ set -euo pipefail
 # shellcheck source=cases.bash
 . "$(dirname "$0")/cases.bash"
 
+unread=$(mktemp)
+many=$(mktemp)
+trap 'rm -f "$output" "$errors" "$unread" "$many"' EXIT
+
 succeeds "each head range is read from its holder" '^ +1 +2 +full +k v +0-31 +heads 4-5 +all$' plan
 succeeds "on one host short runs go directly" ' direct$' plan --transport shm
 succeeds "UCX without RDMA goes packed" ' packed$' plan --transport ucx/emulated
@@ -17,6 +21,8 @@ succeeds "memory that was brought goes packed in short runs" ' packed$' \
 succeeds "cells that the two sides cut unlike go packed on one host, too" ' packed$' \
     plan --transport shm --prefill tp=1,order=hnd,keys=by-channel --decode tp=1
 succeeds "keys by channel are said" '^prefill .* 16 hnd with keys by channel$' plan --prefill order=hnd,keys=by-channel
+sed 's/"num_hidden_layers": *[0-9]*/"num_hidden_layers": 65536/' "$(dirname "$0")/../../models/llama-3.1-8b.json" >"$many"
+LIMIT=60 succeeds "as many layers as there may be are planned in no time" '^2 plans, each verified' plan --model "$many"
 succeeds "every transport has its prediction" '^shm/brought +[0-9.]+ [mu]?s +[0-9.]+ [mu]?s ' plan --fabrics
 succeeds "what copies cost is measured" 'time as calibrated for shm: ' plan --calibrate
 succeeds "memory of devices goes packed" '^ +0 +0 .* packed$' plan --transport shm --cuda-memory both
@@ -38,8 +44,6 @@ succeeds "projections of a state are cut each by itself" 'conv.x +.*channels 0-4
     plan --model jamba-1.5-mini --prefill tp=2 --decode tp=1
 succeeds "a config.json is read" '^model +llama-3.1-8b.json, 32 layers' \
     plan --model "$(dirname "$0")/../../models/llama-3.1-8b.json"
-unread=$(mktemp)
-trap 'rm -f "$output" "$errors" "$unread"' EXIT
 sed '0,/{/s//{ "new_head_dim": 8,/' "$(dirname "$0")/../../models/llama-3.1-8b.json" >"$unread"
 long_runs=(--prefill tp=2,order=nhd --decode tp=2,order=nhd)
 warns "a size that was not read is warned of" 'warning: .*: new_head_dim is 8: it may decide a size' \

@@ -232,6 +232,37 @@ static void a_part_without_units_is_in_no_region(void **state) {
     kvf_model_free(model);
 }
 
+/* Layers in regions that go down, and one region with the first and the last layer. */
+static void layers_are_found_whatever_the_order_of_their_regions(void **state) {
+    (void)state;
+    kvf_model *model = attention(4, 1, 4);
+    const kvf_part_share shares[] = {{{0, 1}, 0, 1}, {{0, 1}, 0, 1}};
+    const uint32_t regions[] = {2, 1, 0, 2};
+    kvf_placement placements[8];
+    for (uint32_t i = 0; i < 8; i++)
+        placements[i] = PLACED(regions[i / 2], (i == 6 || i == 7) * 1024 + i % 2 * 128, 256, 8, 8);
+    const uint64_t bytes[] = {2048, 2048, 2048};
+    const kvf_group_shard_desc group = {
+        .tokens_per_block = 16, .block_count = 4, .parts = shares, .placements = placements};
+    const kvf_shard_desc desc = {.struct_size = sizeof desc,
+                                 .layers = {0, 4},
+                                 .region_bytes = bytes,
+                                 .region_count = 3,
+                                 .groups = &group};
+    kvf_shard *shard = NULL;
+    assert_ok(kvf_shard_create(model, &desc, &shard));
+    const kvf_range wanted[] = {{2, 3}, {1, 2}, {0, 4}};
+    for (uint32_t region = 0; region < 3; region++) {
+        kvf_region_view view = {.struct_size = sizeof view};
+        assert_ok(kvf_shard_region_view(shard, region, 0, &view));
+        assert_range(view.layers, wanted[region].begin, wanted[region].end);
+        assert_int_equal(view.layer_count, region == 2 ? 2 : 1);
+        assert_range(view.parts, 0, 2);
+    }
+    kvf_shard_free(shard);
+    kvf_model_free(model);
+}
+
 /* The struct of an older caller is filled as far as it goes. */
 static void a_shorter_view_is_filled_as_far_as_it_goes(void **state) {
     (void)state;
@@ -287,6 +318,7 @@ int main(void) {
         cmocka_unit_test(memory_that_goes_down_is_not_said_to_go_up),
         cmocka_unit_test(a_region_says_what_it_holds),
         cmocka_unit_test(a_part_without_units_is_in_no_region),
+        cmocka_unit_test(layers_are_found_whatever_the_order_of_their_regions),
         cmocka_unit_test(a_shorter_view_is_filled_as_far_as_it_goes),
         cmocka_unit_test(nothing_to_write_to_is_refused),
         cmocka_unit_test_teardown(every_refused_allocation_is_reported, stop_counting_memory),
