@@ -243,31 +243,16 @@ static int read_model(const object *whole, kvf_model **out) {
 int groups_file_load(const char *path, kvf_model **out) {
     size_t bytes = 0;
     char *content = malloc(MAX_FILE_BYTES + 1);
-    struct json_tokener *reader = json_tokener_new();
     object whole = {.path = path};
-    int result = content && reader ? file_read("groups", path, content, MAX_FILE_BYTES + 1, &bytes)
-                                   : failure("not enough memory");
+    int result = content ? file_read("groups", path, content, MAX_FILE_BYTES + 1, &bytes)
+                         : failure("not enough memory");
     if (!result && (bytes == 0 || bytes > MAX_FILE_BYTES))
         result = usage_error("%s is %s; allowed: 1 byte to 1 MiB", path, bytes ? "larger" : "empty");
-    if (!result) {
-        json_tokener_set_flags(reader, JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8);
-        whole.json = json_tokener_parse_ex(reader, content, (int)bytes);
-        const bool unfinished = json_tokener_get_error(reader) == json_tokener_continue;
-        /* Only what follows a number or a word, such as null, says that it is over. */
-        if (unfinished)
-            whole.json = json_tokener_parse_ex(reader, "\n", 1);
-        const enum json_tokener_error error = json_tokener_get_error(reader);
-        if (error != json_tokener_success && unfinished)
-            result = usage_error("%s ends in the middle, at byte %zu", path, bytes);
-        else if (error != json_tokener_success)
-            result = usage_error("%s is not JSON, at byte %zu: %s", path, json_tokener_get_parse_end(reader),
-                                 json_tokener_error_desc(error));
-    }
+    if (!result)
+        result = json_read(path, content, bytes, &whole.json);
     if (!result)
         result = read_model(&whole, out);
     json_object_put(whole.json);
-    if (reader)
-        json_tokener_free(reader);
     free(content);
     return result;
 }

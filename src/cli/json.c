@@ -8,6 +8,97 @@
 #include "files.h"
 #include "text.h"
 
+/* ---- reading --------------------------------------------------------------------------------- */
+
+/* The string between two quotation marks, without its escapes. */
+static struct json_object *read_string(const char *first, const char *last) {
+    struct json_tokener *reader = json_tokener_new();
+    struct json_object *out = reader ? json_tokener_parse_ex(reader, first, (int)(last - first + 1)) : NULL;
+    if (reader)
+        json_tokener_free(reader);
+    return out;
+}
+
+/* Adds the key at `first` to the keys of its object so far. */
+static int add_key(const char *path, const char *content, const char *first, const char *last,
+                   struct json_object *keys) {
+    enum { SHOWN = 80 };
+    struct json_object *key = read_string(first, last), *before = NULL;
+    const char *name = json_object_get_string(key);
+    int result = EXIT_DONE;
+    if (!name)
+        result = failure("not enough memory");
+    else if (json_object_object_get_ex(keys, name, &before))
+        result = usage_error("%s: \"%.*s%s\" is given twice in one object, at byte %lld and at byte %lld",
+                             path, SHOWN, name, strlen(name) > SHOWN ? "..." : "",
+                             (long long)json_object_get_int64(before), (long long)(first - content));
+    else if (json_object_object_add(keys, name, json_object_new_int64(first - content)) != 0)
+        result = failure("not enough memory");
+    json_object_put(key);
+    return result;
+}
+
+static bool is_key(const char *behind, const char *end) {
+    while (behind < end && strchr(" \t\r\n", *behind))
+        behind++;
+    return behind < end && *behind == ':';
+}
+
+/* Refuses a key that an object has twice, in a text that json-c has read: so strings end, and brackets match. */
+static int check_keys(const char *path, const char *content, size_t bytes) {
+    struct json_object *keys[JSON_TOKENER_DEFAULT_DEPTH + 1] = {
+        NULL}; /* of the objects around; lists have none */
+    size_t depth = 0;
+    int result = EXIT_DONE;
+    const char *end = content + bytes;
+    for (const char *at = content; at < end && !result; at++) {
+        if (*at == '{' || *at == '[') {
+            keys[depth++] = json_object_new_object();
+        } else if (*at == '}' || *at == ']') {
+            json_object_put(keys[--depth]);
+        } else if (*at == '"' || *at == '\'') { /* json-c takes both for keys */
+            const char *first = at;
+            for (at++; *at != *first; at++)
+                at += *at == '\\';
+            if (is_key(at + 1, end))
+                result = add_key(path, content, first, at, keys[depth - 1]);
+        }
+    }
+    while (depth > 0)
+        json_object_put(keys[--depth]);
+    return result;
+}
+
+int json_read(const char *path, const char *content, size_t bytes, struct json_object **out) {
+    struct json_tokener *reader = json_tokener_new();
+    *out = NULL;
+    if (!reader)
+        return failure("not enough memory");
+    json_tokener_set_flags(reader, JSON_TOKENER_STRICT | JSON_TOKENER_VALIDATE_UTF8);
+    *out = json_tokener_parse_ex(reader, content, (int)bytes);
+    const bool unfinished = json_tokener_get_error(reader) == json_tokener_continue;
+    /* Only what follows a number or a word, such as null, says that it is over. */
+    if (unfinished)
+        *out = json_tokener_parse_ex(reader, "\n", 1);
+    const enum json_tokener_error error = json_tokener_get_error(reader);
+    int result = EXIT_DONE;
+    if (error != json_tokener_success && unfinished)
+        result = usage_error("%s ends in the middle, at byte %zu", path, bytes);
+    else if (error != json_tokener_success)
+        result = usage_error("%s is not JSON, at byte %zu: %s", path, json_tokener_get_parse_end(reader),
+                             json_tokener_error_desc(error));
+    else
+        result = check_keys(path, content, bytes);
+    json_tokener_free(reader);
+    if (result) {
+        json_object_put(*out);
+        *out = NULL;
+    }
+    return result;
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
 /* JSON is UTF-8, and the names of files and of peers are any bytes: '?' stands for those that are no character. */
 static struct json_object *new_text(const char *value) {
     char *copy = strdup(value);

@@ -1,5 +1,5 @@
 /*
- * Printing JSON.
+ * Reading and printing JSON.
  */
 #ifndef KVFERRY_CLI_JSON_H
 #define KVFERRY_CLI_JSON_H
@@ -8,6 +8,15 @@
 #include <stdint.h>
 
 #include "shape.h"
+
+/**
+ * Reads a file's text, which is JSON and nothing else. An object that has a key twice is refused: json-c would keep the
+ * last of the values. Prints what is wrong and returns EXIT_USAGE, or EXIT_FAILED if there is not enough memory.
+ *
+ * @param path  of the file, for messages
+ * @param out   receives a value for json_object_put(); NULL if the text is refused, or is "null"
+ */
+int json_read(const char *path, const char *content, size_t bytes, struct json_object **out);
 
 void json_text(struct json_object *object, const char *key, const char *value);
 void json_count(struct json_object *object, const char *key, uint64_t value);

@@ -1,11 +1,11 @@
 #include "visiting.h"
 
-#include <json-c/json.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "files.h"
+#include "json.h"
 
 enum { MAX_KEY_FILE_BYTES = 4096 };
 
@@ -23,18 +23,18 @@ int keys_read(const char *path, key_pair *out) {
     *out = (key_pair){0};
     if (!path)
         return EXIT_DONE;
-    char content[MAX_KEY_FILE_BYTES + 1];
+    char content[MAX_KEY_FILE_BYTES];
     size_t bytes;
     int result = file_read("key-file", path, content, MAX_KEY_FILE_BYTES, &bytes);
     if (result)
         return result;
-    content[bytes] = '\0';
-    struct json_object *all = json_tokener_parse(content);
+    struct json_object *all = NULL;
+    result = bytes ? json_read(path, content, bytes, &all) : EXIT_DONE;
     bool whole = take_key(all, "public_key", out->public_key) && take_key(all, "secret_key", out->secret_key);
     json_object_put(all);
     memset(content, 0, sizeof content);
-    if (whole)
-        return EXIT_DONE;
+    if (result || whole)
+        return result;
     return usage_error("--key-file is \"%s\"; allowed: a file with an object of public_key and secret_key, "
                        "both Z85 keys of %d characters, such as \"kvferry keys\" prints",
                        path, KEY_CHARACTERS);

@@ -89,6 +89,9 @@ refuses "groups that are not the engine's" 2 '--groups is not what prefill-a cac
 refuses "a shape of a model with state without its model" 2 '--decode needs --model or --groups: hybrid keeps state' \
     explain "$hybrid" --decode tp=1
 refuses "no file of keys" 1 '--key-file: /nonexistent: No such file' explain "$locked" --key-file /nonexistent
+sed 's/}$/, "secret_key": ""}/' "$folder/keys.json" >"$folder/twice.json"
+refuses "a file with a key twice" 2 'twice.json: "secret_key" is given twice in one object, ' \
+    explain "$locked" --key-file "$folder/twice.json"
 refuses "a file without keys" 2 '--key-file is' explain "$locked" --key-file /dev/null
 
 finish

@@ -68,6 +68,13 @@ toy "{\"name\": \"full\", \"layers\": [0, -1], \"parts\": [$k]}"
 refuses "no number of a layer" 2 'group full: layers has -1' plan --groups "$file"
 toy "{\"name\": \"full\", \"kind\": \"token\", \"layers\": [0], \"parts\": [$k]}"
 refuses "an unknown kind" 2 'kind is "token"; allowed: tokens and state' plan --groups "$file"
+toy "{\"name\": \"full\", \"layers\": [0, 1], \"na\\u006de\": \"swa\", \"parts\": [$k]}"
+refuses "a key that is given twice, however it is spelled" 2 \
+    'toy.json: "name" is given twice in one object, at byte 41 and at byte 75$' plan --groups "$file"
+toy "{\"name\": \"full\", \"layers\": [0, 1], \"parts\": [${k/\"units\": 4/\"units\": 8, \"units\": 4}]}"
+refuses "a key of a part that is given twice" 2 'toy.json: "units" is given twice in one object' plan --groups "$file"
+toy "{\"name\": \"a\\\"{\\\"b\\\": \", \"layers\": [0, 1], \"parts\": [$k, ${k/\"k\"/\"v\"}]}"
+succeeds "a key that several objects have, and a name like JSON" '^toy +2 ' models --groups "$file"
 echo '{"layers": 2, ' >"$file"
 refuses "a file that ends too early" 2 'toy.json ends in the middle, at byte 15$' plan --groups "$file"
 for text in null 'null\n' 17; do
