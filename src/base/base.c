@@ -44,6 +44,19 @@ void kvf_hide_controls(char *text) {
             *text = '?';
 }
 
+kvf_excerpt kvf_excerpt_of(const char *text, size_t most) {
+    kvf_excerpt out;
+    KVF_ASSERT(most + sizeof "..." <= sizeof out.text);
+    size_t length = strnlen(text, most + 1);
+    const bool cut = length > most;
+    /* A character of UTF-8 goes on with bytes of the form 10xxxxxx. */
+    for (length = cut ? most : length; cut && length > 0 && ((unsigned char)text[length] & 0xc0) == 0x80;)
+        length--;
+    memcpy(out.text, text, length);
+    memcpy(out.text + length, cut ? "..." : "", cut ? sizeof "..." : 1);
+    return out;
+}
+
 kvf_status kvf_take_options(void *out, size_t out_bytes, const void *options, const char *name) {
     memset(out, 0, out_bytes);
     if (!options)

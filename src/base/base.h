@@ -121,6 +121,14 @@ static inline bool kvf_is_control(char c) {
 /** Puts '?' in place of the control characters of a text, which a peer chose, and which is logged and printed. */
 void kvf_hide_controls(char *text);
 
+/** A value for a sentence. */
+typedef struct kvf_excerpt {
+    char text[208];
+} kvf_excerpt;
+
+/** A text of up to `most` bytes, at most 200; of a longer one as many as are whole characters, and "...". */
+kvf_excerpt kvf_excerpt_of(const char *text, size_t most);
+
 /** A text that grows. A zeroed one is empty; after a failed append `failed` stays set and further appends do
  * nothing. */
 typedef struct kvf_text {

@@ -23,7 +23,7 @@ static const kvf_builtin_model *find_builtin(const char *name) {
 }
 
 static kvf_status io_failure(const char *path, const char *call) {
-    return kvf_fail(KVF_E_IO, "%.200s: %s: %s", path, call, strerror(errno));
+    return kvf_fail(KVF_E_IO, "%s: %s: %s", kvf_excerpt_of(path, 200).text, call, strerror(errno));
 }
 
 static kvf_status check_file(const char *path, int file, size_t *bytes) {
@@ -31,10 +31,10 @@ static kvf_status check_file(const char *path, int file, size_t *bytes) {
     if (fstat(file, &about))
         return io_failure(path, "fstat");
     if (!S_ISREG(about.st_mode))
-        return kvf_fail(KVF_E_IO, "%.200s is %s; it must be a file", path,
+        return kvf_fail(KVF_E_IO, "%s is %s; it must be a file", kvf_excerpt_of(path, 200).text,
                         S_ISDIR(about.st_mode) ? "a directory" : "not a regular file");
     if (about.st_size <= 0 || about.st_size > (off_t)KVF_CONFIG_MAX_BYTES)
-        return kvf_fail(KVF_E_RANGE, "%.200s has %lld bytes; allowed: 1 to %u", path,
+        return kvf_fail(KVF_E_RANGE, "%s has %lld bytes; allowed: 1 to %u", kvf_excerpt_of(path, 200).text,
                         (long long)about.st_size, KVF_CONFIG_MAX_BYTES);
     *bytes = (size_t)about.st_size;
     return KVF_OK;
@@ -48,7 +48,8 @@ static kvf_status read_all(const char *path, int file, char *text, size_t bytes)
         if (got < 0)
             return io_failure(path, "read");
         if (got == 0)
-            return kvf_fail(KVF_E_IO, "%.200s ended after %zu of %zu bytes", path, have, bytes);
+            return kvf_fail(KVF_E_IO, "%s ended after %zu of %zu bytes", kvf_excerpt_of(path, 200).text, have,
+                            bytes);
         have += (size_t)got;
     }
     return KVF_OK;
@@ -66,7 +67,7 @@ static kvf_status load_file(const char *path, int file, const kvf_config_options
     if (!status) {
         status = kvf_model_from_config(text, bytes, options, out);
         if (status)
-            (void)kvf_fail_in(status, "%.200s: ", path);
+            (void)kvf_fail_in(status, "%s: ", kvf_excerpt_of(path, 200).text);
     }
     kvf_free(text);
     return status;
@@ -91,8 +92,8 @@ kvf_status kvf_model_load(const char *path_or_name, const kvf_config_options *op
     if (file < 0 && builtin)
         return load_builtin(builtin, options, out);
     if (file < 0 && (errno == ENOENT || errno == ENOTDIR))
-        return kvf_fail(KVF_E_NOT_FOUND, "%.200s is neither a file nor a model that comes with the library",
-                        path_or_name);
+        return kvf_fail(KVF_E_NOT_FOUND, "%s is neither a file nor a model that comes with the library",
+                        kvf_excerpt_of(path_or_name, 200).text);
     if (file < 0)
         return io_failure(path_or_name, "open");
     kvf_status status = builtin && is_directory(file) ? load_builtin(builtin, options, out)

@@ -73,8 +73,9 @@ static kvf_status check_supported(const kvf_config *config) {
         const char *is = text ? json_object_get_string(value)
                               : json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
         if (!is || !kvf_config_is_among(is, row->values))
-            return kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %.60s, not supported for %.64s; supported: %s",
-                            fields->prefix, name.text, is ? is : "?", fields->family, row->values);
+            return kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %s, not supported for %.64s; supported: %s",
+                            fields->prefix, name.text, kvf_excerpt_of(is ? is : "?", 60).text, fields->family,
+                            row->values);
     }
     return status;
 }
@@ -95,9 +96,9 @@ static kvf_status find_family(const kvf_fields *root, kvf_config *config) {
     config->family = kvf_family_find(model_type);
     if (!config->family)
         return kvf_fail(KVF_E_UNSUPPORTED,
-                        "%smodel_type is \"%.64s\", an unknown family; describe its groups by hand "
+                        "%smodel_type is \"%s\", an unknown family; describe its groups by hand "
                         "(kvf_model_create(); kvferry.Model() in Python)",
-                        inner ? config->fields.prefix : "", model_type);
+                        inner ? config->fields.prefix : "", kvf_excerpt_of(model_type, 64).text);
     if (!config->options.name)
         config->options.name = outer ? outer : inner;
     status = choose_attention(config);

@@ -77,6 +77,9 @@ kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fiel
 kvf_status kvf_element_number(const kvf_fields *fields, const char *name, struct json_object *list, size_t i,
                               uint32_t least, uint32_t most, uint32_t *out);
 
+/** A value as it is written in the configuration, for a message, cut behind `most` bytes. */
+kvf_excerpt kvf_value_written(struct json_object *value, size_t most);
+
 /** The name of a field as text. */
 typedef struct kvf_field_as_text {
     char text[64];

@@ -34,8 +34,8 @@ static kvf_status refuse_features(const kvf_fields *attention) {
         struct json_object *value = NULL;
         (void)json_object_object_get_ex(attention->object, refused[f], &value);
         if (!says_no(value))
-            return kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %.40s, which is not supported", attention->prefix,
-                            refused[f], json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN));
+            return kvf_fail(KVF_E_UNSUPPORTED, "%s%s is %s, which is not supported", attention->prefix,
+                            refused[f], kvf_value_written(value, 40).text);
     }
     return KVF_OK;
 }

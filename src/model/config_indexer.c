@@ -26,8 +26,9 @@ static kvf_status mark_listed(kvf_config *config, const char *field, struct json
         const char *word = letters ? letter : json_object_get_string(json_object_array_get_idx(list, i));
         bool own = word && strcmp(word, letters ? "F" : "full") == 0;
         if (!own && (!word || strcmp(word, letters ? "S" : "shared") != 0))
-            return kvf_fail(KVF_E_INVALID, "%s%s[%u] is \"%.40s\"; allowed: %s", config->fields.prefix, field,
-                            i, word ? word : "null", letters ? "F and S" : "full and shared");
+            return kvf_fail(KVF_E_INVALID, "%s%s[%u] is \"%s\"; allowed: %s", config->fields.prefix, field, i,
+                            kvf_excerpt_of(word ? word : "null", 40).text,
+                            letters ? "F and S" : "full and shared");
         if (own && (config->keeps[i] & KVF_KEEPS_FULL))
             config->keeps[i] |= KVF_KEEPS_INDEXER;
     }

@@ -204,8 +204,8 @@ kvf_status kvf_config_parse(const char *json, size_t bytes, struct json_object *
 
 /* ---- fields ---------------------------------------------------------------------------------- */
 
-/* The value as written in the text, for a message. json-c does not keep integers that need more than 64 bits. */
-static const char *written(struct json_object *value) {
+/* json-c does not keep integers that need more than 64 bits. */
+static const char *whole_value(struct json_object *value) {
     const bool is_integer = json_object_is_type(value, json_type_int);
     if (is_integer && json_object_get_uint64(value) == UINT64_MAX)
         return "18446744073709551615 or more";
@@ -213,6 +213,14 @@ static const char *written(struct json_object *value) {
         return "-9223372036854775808 or less";
     const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
     return text ? text : "?";
+}
+
+kvf_excerpt kvf_value_written(struct json_object *value, size_t most) {
+    return kvf_excerpt_of(whole_value(value), most);
+}
+
+static kvf_excerpt written(struct json_object *value) {
+    return kvf_value_written(value, 40);
 }
 
 /* Takes the next of `names` ("a|b>c") into `name`, and what follows it into `after`; false when there is none. */
@@ -237,8 +245,8 @@ static kvf_status follow(const kvf_fields *fields, const char *path, bool *exist
     *exists = true;
     for (const char *p = path; *p && *value;) {
         if (!json_object_is_type(*value, json_type_object))
-            return kvf_fail(KVF_E_INVALID, "%s%.*s is %.40s; it must be an object", fields->prefix,
-                            (int)(p - path - 1), path, written(*value));
+            return kvf_fail(KVF_E_INVALID, "%s%.*s is %s; it must be an object", fields->prefix,
+                            (int)(p - path - 1), path, written(*value).text);
         char step[64];
         size_t length = strcspn(p, ".");
         (void)snprintf(step, sizeof step, "%.*s", (int)length, p);
@@ -280,9 +288,9 @@ kvf_status kvf_field_find(const kvf_fields *fields, const char *names, struct js
         if (!here)
             continue;
         if (*value && !json_object_equal(*value, here))
-            return kvf_fail(KVF_E_INVALID, "%s%.*s is %.40s, but %s%s is %.40s", fields->prefix,
-                            (int)strcspn(found_name, KVF_NAME_ENDS), found_name, written(*value),
-                            fields->prefix, candidate, written(here));
+            return kvf_fail(KVF_E_INVALID, "%s%.*s is %s, but %s%s is %s", fields->prefix,
+                            (int)strcspn(found_name, KVF_NAME_ENDS), found_name, written(*value).text,
+                            fields->prefix, candidate, written(here).text);
         if (!*value)
             found_name = start;
         *value = here;
@@ -312,12 +320,12 @@ kvf_status kvf_field_missing(const kvf_fields *fields, const char *names) {
 static kvf_status number_of(const kvf_fields *fields, const char *name, struct json_object *value,
                             uint32_t least, uint32_t most, uint32_t *out) {
     if (!json_object_is_type(value, json_type_int))
-        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a whole number from %u to %u",
-                        NAME_OF(fields, name), written(value), least, most);
+        return kvf_fail(KVF_E_INVALID, NAMED " is %s; it must be a whole number from %u to %u",
+                        NAME_OF(fields, name), written(value).text, least, most);
     int64_t number = json_object_get_int64(value); /* saturates if the number does not fit */
     if (number < (int64_t)least || number > (int64_t)most)
-        return kvf_fail(KVF_E_RANGE, NAMED " is %.40s; allowed: %u to %u", NAME_OF(fields, name),
-                        written(value), least, most);
+        return kvf_fail(KVF_E_RANGE, NAMED " is %s; allowed: %u to %u", NAME_OF(fields, name),
+                        written(value).text, least, most);
     *out = (uint32_t)number;
     return KVF_OK;
 }
@@ -350,8 +358,8 @@ kvf_status kvf_field_flag(const kvf_fields *fields, const char *names, bool *out
     if (status || !value)
         return status;
     if (!json_object_is_type(value, json_type_boolean))
-        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be true or false", NAME_OF(fields, name),
-                        written(value));
+        return kvf_fail(KVF_E_INVALID, NAMED " is %s; it must be true or false", NAME_OF(fields, name),
+                        written(value).text);
     *out = json_object_get_boolean(value);
     return KVF_OK;
 }
@@ -364,8 +372,8 @@ kvf_status kvf_field_text(const kvf_fields *fields, const char *names, const cha
     if (status || !value)
         return status;
     if (!json_object_is_type(value, json_type_string))
-        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a string", NAME_OF(fields, name),
-                        written(value));
+        return kvf_fail(KVF_E_INVALID, NAMED " is %s; it must be a string", NAME_OF(fields, name),
+                        written(value).text);
     *out = json_object_get_string(value);
     return *out ? KVF_OK : kvf_nomem("a text of the configuration");
 }
@@ -376,8 +384,8 @@ kvf_status kvf_field_list(const kvf_fields *fields, const char *names, struct js
     if (status || !*out)
         return status;
     if (!json_object_is_type(*out, json_type_array))
-        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be a list", NAME_OF(fields, *name),
-                        written(*out));
+        return kvf_fail(KVF_E_INVALID, NAMED " is %s; it must be a list", NAME_OF(fields, *name),
+                        written(*out).text);
     return KVF_OK;
 }
 
@@ -388,8 +396,8 @@ kvf_status kvf_field_object(const kvf_fields *fields, const char *name, kvf_fiel
     if (status || !value)
         return status;
     if (!json_object_is_type(value, json_type_object))
-        return kvf_fail(KVF_E_INVALID, NAMED " is %.40s; it must be an object", NAME_OF(fields, name),
-                        written(value));
+        return kvf_fail(KVF_E_INVALID, NAMED " is %s; it must be an object", NAME_OF(fields, name),
+                        written(value).text);
     out->object = value;
     out->family = fields->family;
     (void)snprintf(out->prefix, sizeof out->prefix, "%.60s%.32s.", fields->prefix, name);

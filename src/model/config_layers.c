@@ -114,13 +114,13 @@ static kvf_status keep_word(kvf_config *config, const char *field, struct json_o
         json_object_is_type(element, json_type_string) ? json_object_get_string(element) : NULL;
     if (word && kvf_config_word_keeps(word, &config->keeps[i]))
         return KVF_OK;
-    const char *text = json_object_to_json_string_ext(element, JSON_C_TO_STRING_PLAIN);
     return kvf_fail(
         KVF_E_INVALID,
-        "%s%.*s[%u] is %.60s; allowed: full_attention, sliding_attention, chunked_attention, "
+        "%s%.*s[%u] is %s; allowed: full_attention, sliding_attention, chunked_attention, "
         "compressed_sparse_attention, heavily_compressed_attention, linear_attention, mamba, conv, "
         "hybrid, mlp and moe",
-        config->fields.prefix, (int)strcspn(field, KVF_NAME_ENDS), field, i, text ? text : "?");
+        config->fields.prefix, (int)strcspn(field, KVF_NAME_ENDS), field, i,
+        kvf_value_written(element, 60).text);
 }
 
 static kvf_status apply_words(kvf_config *config, const kvf_layer_rule *rule, bool *applied) {

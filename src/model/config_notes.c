@@ -249,10 +249,9 @@ void kvf_config_note_unread(kvf_config *config, const char *prefix, const char *
     make_printable(field);
     if (says_nothing(value) || notes->count == KVF_MODEL_MAX_NOTES || is_noted(notes, field))
         return;
-    const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
     char *note = notes->text[notes->count++];
-    (void)snprintf(note, KVF_MODEL_NOTE_BYTES, "%s is %.24s: it may decide a size, but is not read for %.32s",
-                   field, text ? text : "?", config->fields.family);
+    (void)snprintf(note, KVF_MODEL_NOTE_BYTES, "%s is %.27s: it may decide a size, but is not read for %.32s",
+                   field, kvf_value_written(value, 24).text, config->fields.family);
     make_printable(note);
 }
 

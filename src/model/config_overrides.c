@@ -27,11 +27,6 @@ kvf_status kvf_config_check_kv_heads(const kvf_config *config, const char *prefi
     return KVF_OK;
 }
 
-static const char *written(struct json_object *value) {
-    const char *text = json_object_to_json_string_ext(value, JSON_C_TO_STRING_PLAIN);
-    return text ? text : "?";
-}
-
 /* Reads a number of one layer, which must not be null. */
 static kvf_status read_number(const kvf_fields *layer, const char *field, uint32_t most, uint32_t *out) {
     bool given;
@@ -90,9 +85,8 @@ static bool is_of_heads(const kvf_config *config, const char *name) {
 static kvf_status check_skip(const kvf_fields *layer, struct json_object *value) {
     if (json_object_is_type(value, json_type_array) && json_object_array_length(value) == 0)
         return KVF_OK;
-    return kvf_fail(KVF_E_UNSUPPORTED,
-                    "%sskip is %.40s; layers without some of their parts are not supported", layer->prefix,
-                    written(value));
+    return kvf_fail(KVF_E_UNSUPPORTED, "%sskip is %s; layers without some of their parts are not supported",
+                    layer->prefix, kvf_value_written(value, 40).text);
 }
 
 /* Checks a field of a layer that neither heads nor a latent are read from. */
@@ -114,9 +108,10 @@ static kvf_status check_other(kvf_config *config, const kvf_fields *layer, const
         (void)json_object_object_get_ex(config->fields.object, name, &whole);
         if (!json_object_equal(whole, value))
             return kvf_fail(KVF_E_UNSUPPORTED,
-                            "%s%.64s is %.40s, but %s%.64s is %.40s; layers that differ in "
+                            "%s%.64s is %s, but %s%.64s is %s; layers that differ in "
                             "it are not supported",
-                            layer->prefix, name, written(value), config->fields.prefix, name, written(whole));
+                            layer->prefix, name, kvf_value_written(value, 40).text, config->fields.prefix,
+                            name, kvf_value_written(whole, 40).text);
         break;
     }
     }

@@ -72,7 +72,7 @@ kvf_status kvf_dtype_by_name(const char *name, kvf_dtype *out) {
             return KVF_OK;
         }
     return kvf_fail(KVF_E_NOT_FOUND,
-                    "\"%.64s\" is no element type; allowed: f64, f32, f16, bf16, f8_e4m3, f8_e5m2, i8, u8, "
+                    "\"%s\" is no element type; allowed: f64, f32, f16, bf16, f8_e4m3, f8_e5m2, i8, u8, "
                     "f4_e2m1, i4 and their usual names",
-                    name);
+                    kvf_excerpt_of(name, 64).text);
 }

@@ -150,8 +150,8 @@ kvf_status kvf_setting_up_to(const kvf_transport_options *options, const char *k
     errno = 0;
     const unsigned long long value = strtoull(text, &end, 10);
     if (text[0] < '0' || text[0] > '9' || *end || errno || value < 1 || value > most)
-        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%.40s\"; allowed: 1 to %u", key, text,
-                        most);
+        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%s\"; allowed: 1 to %u", key,
+                        kvf_excerpt_of(text, 40).text, most);
     *out = (uint32_t)value;
     return KVF_OK;
 }

@@ -81,6 +81,27 @@ static void words_that_are_too_long_are_cut_not_overrun(void **state) {
     assert_int_equal(strlen(kvf_error_detail()), length);
 }
 
+static void an_excerpt_ends_with_a_character_and_says_that_it_was_cut(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *excerpt;
+        size_t most;
+    } cases[] = {{"", "", 4},
+                 {"abcd", "abcd", 4},
+                 {"abcde", "abcd...", 4},
+                 {"abc\xc3\xa9", "abc...", 4},
+                 {"ab\xc3\xa9", "ab\xc3\xa9", 4},
+                 {"\xf0\x9f\x9a\xa2\xf0\x9f\x9a\xa2", "\xf0\x9f\x9a\xa2...", 7},
+                 {"\x80\x80\x80", "...", 2},
+                 {"abcde", "...", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_string_equal(kvf_excerpt_of(cases[i].text, cases[i].most).text, cases[i].excerpt);
+    char lengthy[4096];
+    memset(lengthy, 'x', sizeof lengthy - 1);
+    lengthy[sizeof lengthy - 1] = '\0';
+    assert_int_equal(strlen(kvf_excerpt_of(lengthy, 200).text), 203);
+}
+
 static void *fail_elsewhere(void *seen) {
     *(bool *)seen = kvf_error_detail()[0] != '\0';
     (void)kvf_fail(KVF_E_TIMEOUT, "elsewhere");
@@ -512,6 +533,7 @@ int main(void) {
         cmocka_unit_test_setup(a_detail_may_quote_the_detail_before_it, forget_errors),
         cmocka_unit_test_setup(a_detail_can_be_put_back, forget_errors),
         cmocka_unit_test_setup(words_that_are_too_long_are_cut_not_overrun, forget_errors),
+        cmocka_unit_test_setup(an_excerpt_ends_with_a_character_and_says_that_it_was_cut, forget_errors),
         cmocka_unit_test_setup(one_threads_failure_is_not_seen_by_another, forget_errors),
         cmocka_unit_test(every_status_has_a_name_of_its_own),
         cmocka_unit_test(a_number_that_is_no_status_is_called_unknown),

@@ -128,6 +128,8 @@ static void numbers_must_be_whole_and_in_their_range(void **state) {
         {"2.5", KVF_E_INVALID, "num_key_value_heads is 2.5; it must be a whole number from 1 to 8"},
         {"2.0", KVF_E_INVALID, "num_key_value_heads is 2.0; it must be a whole number from 1 to 8"},
         {"\"2\"", KVF_E_INVALID, "num_key_value_heads is \"2\"; it must be a whole number"},
+        {"\"as many as there are heads for the queries\"", KVF_E_INVALID,
+         "num_key_value_heads is \"as many as there are heads for the quer...; it must be a whole number"},
         {"true", KVF_E_INVALID, "num_key_value_heads is true; it must be a whole number"},
         {"[2]", KVF_E_INVALID, "num_key_value_heads is [2]; it must be a whole number"},
         {"4294967297", KVF_E_RANGE, "num_key_value_heads is 4294967297; allowed: 1 to 8"},

@@ -83,8 +83,8 @@ static kvf_status take_settings(kvf_cuda_endpoint *endpoint, const kvf_transport
     uint32_t ms = PATIENCE_MS;
     endpoint->exportable = allocation && strcmp(allocation, "exportable") == 0;
     if (allocation && !endpoint->exportable && strcmp(allocation, "plain") != 0)
-        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%.40s\"; allowed: plain, exportable",
-                        ALLOCATION, allocation);
+        return kvf_fail(KVF_E_INVALID, "transport setting %s is \"%s\"; allowed: plain, exportable",
+                        ALLOCATION, kvf_excerpt_of(allocation, 40).text);
     kvf_status status = kvf_setting_number(options, PATIENCE, &ms);
     endpoint->patience_ns = ms * KVF_MILLISECOND;
     return status ? status : kvf_setting_up_to(options, BLOCKS, BLOCKS_MOST, &endpoint->most_blocks);

@@ -52,9 +52,8 @@ static kvf_status check_settings(kvf_libfabric_endpoint *endpoint, const kvf_tra
     if (endpoint->poll_us > POLL_US_MAX)
         return kvf_fail(KVF_E_INVALID, "%s is %u; allowed: up to %u", POLL, endpoint->poll_us, POLL_US_MAX);
     if (provider && (!*provider || strlen(provider) > KVF_LIBFABRIC_PROVIDER_MAX || strpbrk(provider, ";^,")))
-        return kvf_fail(KVF_E_INVALID,
-                        "%s is \"%.80s\"; allowed: one provider of up to %u characters, as efa", PROVIDER,
-                        provider, KVF_LIBFABRIC_PROVIDER_MAX);
+        return kvf_fail(KVF_E_INVALID, "%s is \"%s\"; allowed: one provider of up to %u characters, as efa",
+                        PROVIDER, kvf_excerpt_of(provider, 80).text, KVF_LIBFABRIC_PROVIDER_MAX);
     if (!provider && kvf_transport_is_automatic(endpoint->transport) &&
         !kvf_libfabric_has_cards(KVF_LIBFABRIC_DEVICES))
         return kvf_fail(

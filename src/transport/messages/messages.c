@@ -127,8 +127,8 @@ static kvf_status check_listen(const char *listen) {
     if (strncmp(listen, "tcp://", 6) == 0 && port > listen + 5 && port[1] &&
         strlen(listen) < MESSAGES_ADDRESS_BYTES)
         return KVF_OK;
-    return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed: tcp://HOST:PORT, where either may be *", LISTEN,
-                    listen);
+    return kvf_fail(KVF_E_INVALID, "%s is \"%s\"; allowed: tcp://HOST:PORT, where either may be *", LISTEN,
+                    kvf_excerpt_of(listen, 80).text);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */

@@ -251,7 +251,8 @@ static void free_endpoint(kvf_ucx_endpoint *endpoint) {
 static kvf_status take_emulated(kvf_ucx_endpoint *endpoint, const char *value) {
     endpoint->takes_emulated = value && strcmp(value, "on") == 0;
     if (value && !endpoint->takes_emulated && strcmp(value, "off") != 0)
-        return kvf_fail(KVF_E_INVALID, "%s is \"%.80s\"; allowed: on, off", EMULATED, value);
+        return kvf_fail(KVF_E_INVALID, "%s is \"%s\"; allowed: on, off", EMULATED,
+                        kvf_excerpt_of(value, 80).text);
     return KVF_OK;
 }
 
