@@ -19,20 +19,19 @@ static struct json_object *read_string(const char *first, const char *last) {
     return out;
 }
 
-/* Adds the key at `first` to the keys of its object so far. */
+/* Adds the key at `first` to the keys of its object so far, which are NULL if there was no memory for them. */
 static int add_key(const char *path, const char *content, const char *first, const char *last,
                    struct json_object *keys) {
     enum { SHOWN = 80 };
     struct json_object *key = read_string(first, last), *before = NULL;
     const char *name = json_object_get_string(key);
     int result = EXIT_DONE;
-    if (!name)
-        result = failure("not enough memory");
-    else if (json_object_object_get_ex(keys, name, &before))
+    if (name && json_object_object_get_ex(keys, name, &before))
         result = usage_error("%s: \"%.*s%s\" is given twice in one object, at byte %lld and at byte %lld",
                              path, SHOWN, name, strlen(name) > SHOWN ? "..." : "",
                              (long long)json_object_get_int64(before), (long long)(first - content));
-    else if (json_object_object_add(keys, name, json_object_new_int64(first - content)) != 0)
+    else if (!keys || !name ||
+             json_object_object_add(keys, name, json_object_new_int64(first - content)) != 0)
         result = failure("not enough memory");
     json_object_put(key);
     return result;
@@ -46,8 +45,8 @@ static bool is_key(const char *behind, const char *end) {
 
 /* Refuses a key that an object has twice, in a text that json-c has read: so strings end, and brackets match. */
 static int check_keys(const char *path, const char *content, size_t bytes) {
-    struct json_object *keys[JSON_TOKENER_DEFAULT_DEPTH + 1] = {
-        NULL}; /* of the objects around; lists have none */
+    /* Of the objects around; those of a list stay empty. */
+    struct json_object *keys[JSON_TOKENER_DEFAULT_DEPTH + 1] = {NULL};
     size_t depth = 0;
     int result = EXIT_DONE;
     const char *end = content + bytes;
