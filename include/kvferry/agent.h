@@ -311,8 +311,9 @@ KVF_API kvf_status kvf_agent_register_region(kvf_agent *agent, uint32_t region, 
  *
  * @return KVF_OK, KVF_E_AGAIN (a request has blocks in the region, and the detail names it: cancel it or wait for its
  *         event; a peer is in the middle of a write, and the detail names the peer, its process, and how long the agent
- *         has waited for it; or a device still copies or hashes cells: let the agent make progress and call again),
- *         KVF_E_NOT_REGISTERED, KVF_E_RANGE (no such region), KVF_E_INVALID
+ *         has waited for it; or a device still copies or hashes cells: let the agent make progress and call again, or let
+ *         the region stay by kvf_agent_register_region()), KVF_E_NOT_REGISTERED, KVF_E_RANGE (no such region),
+ *         KVF_E_INVALID
  */
 KVF_API kvf_status kvf_agent_unregister_region(kvf_agent *agent, uint32_t region);
 

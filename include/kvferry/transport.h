@@ -271,7 +271,8 @@ KVF_API kvf_status kvf_transport_register(kvf_transport *transport, const kvf_me
  * Registers one region, at any time. Connected peers go on with the regions they know; to reach this one they must
  * connect by a new card.
  *
- * @param region  the number of a region that was unregistered, or the next new number
+ * @param region  the number of a region that was unregistered, or the next new number; or, with the same memory, of one
+ *                for which kvf_transport_unregister_region() has said KVF_E_AGAIN, and which then stays
  * @return as kvf_transport_register(), KVF_E_EXISTS (this region is registered), KVF_E_RANGE (numbers left out)
  */
 KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint32_t region,
@@ -287,11 +288,12 @@ KVF_API kvf_status kvf_transport_register_region(kvf_transport *transport, uint3
  *
  * A process that is stopped in the middle of a write, or claims to be, can write to the memory until it ends:
  * KVF_E_AGAIN then lasts as long as the process, and the detail names the peer, its process, and how long we have
- * waited for it. End that process, or do not reuse the memory.
+ * waited for it. End that process, or do not reuse the memory; kvf_transport_register_region() lets the region stay.
+ * Cards that are exported while we wait for peers do not show the region, and who connects by one stays connected.
  *
  * @return KVF_OK, KVF_E_NOT_REGISTERED, KVF_E_AGAIN (our own operations use it, a device copies cells of a stage or
- *         what a peer pushes, or a peer is in the middle of a write: make progress and call again; the region is still
- *         registered), KVF_E_INVALID
+ *         what a peer pushes, or a peer is in the middle of a write: make progress and call again; the memory is still
+ *         in use), KVF_E_INVALID
  */
 KVF_API kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t region);
 

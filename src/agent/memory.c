@@ -219,14 +219,15 @@ static kvf_status open_if_complete(kvf_agent *agent) {
     return open_memory(agent);
 }
 
-/* After a call that failed half-way, continues with the same regions. */
+/* After a call that failed half-way, or a region that could not be taken back, continues with the same regions. */
 static kvf_status add_or_compare(kvf_agent *agent, uint32_t region, const kvf_memory *memory) {
     const kvf_memory *known = &agent->regions[region];
     if (!is_registered(agent, region))
         return add_region(agent, region, memory);
     if (known->address != memory->address || known->bytes != memory->bytes)
         return kvf_fail(KVF_E_EXISTS, "region %u is registered already, as other memory", region);
-    return KVF_OK;
+    const kvf_status status = kvf_transport_register_region(agent->transport, region, known);
+    return status == KVF_E_EXISTS ? KVF_OK : status;
 }
 
 static kvf_status check_regions(const kvf_shard_desc *shard, const kvf_memory *regions, uint32_t count) {

@@ -118,10 +118,10 @@ static kvf_status refuse(const kvf_run *run, size_t i, const char *side, uint32_
 static inline __attribute__((always_inline)) kvf_status check_runs(const kvf_peer *peer, const kvf_run *runs,
                                                                    size_t count, const kvf_nest_size *nest,
                                                                    uint64_t *bytes) {
-    const kvf_memory *local = peer->transport->fabrics[peer->fabric_number].served;
-    const kvf_memory *own = peer->transport->regions;
+    const kvf_transport *transport = peer->transport;
+    const kvf_memory *local = transport->fabrics[peer->fabric_number].served;
     const uint64_t *remote = peer->region_bytes;
-    uint32_t local_count = peer->transport->region_count, remote_count = peer->region_count;
+    uint32_t local_count = transport->region_count, remote_count = peer->region_count;
     *bytes = 0;
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
@@ -131,7 +131,10 @@ static inline __attribute__((always_inline)) kvf_status check_runs(const kvf_pee
         KVF_ASSERT(!nest || run->bytes == nest->bytes);
         if (!kvf_lies_inside(run->local_offset, nest ? nest->local : run->bytes, here))
             return refuse(run, i, "local", run->local_region, run->local_offset, here,
-                          run->local_region < local_count && own[run->local_region].bytes > 0, local_count);
+                          run->local_region < local_count &&
+                              (transport->regions[run->local_region].withheld ||
+                               transport->served[run->local_region].bytes > 0),
+                          local_count);
         if (!kvf_lies_inside(run->remote_offset, nest ? nest->remote : run->bytes, there))
             return refuse(run, i, "remote", run->remote_region, run->remote_offset, there,
                           run->remote_region < remote_count && peer->region_withheld[run->remote_region],

@@ -70,6 +70,7 @@ typedef struct kvf_front_fabric {
     const kvf_fabric *fabric;
     void *endpoint;
     kvf_memory *served;   /* by region; 0 bytes where it does not serve it */
+    bool *holds;          /* by region: registered with it, served or about to be released */
     bool runs;            /* it serves all memory that is served, but for arenas */
     uint32_t arena_kinds; /* bits by memory kind: where the arenas are that it serves */
     bool disabled;        /* neither; it may still own memory */
@@ -97,7 +98,7 @@ struct kvf_transport {
     kvf_front_absent *absent;
     uint32_t absent_count;
     kvf_memory *regions;   /* all */
-    kvf_memory *served;    /* the same, but 0 bytes where a region is withheld */
+    kvf_memory *served;    /* the same, but 0 bytes where a region is withheld or leaves */
     bool *arenas;          /* which of them are arenas of stages */
     bool split;            /* see kvf_transport_is_split() */
     unsigned char **bases; /* their addresses, for the copying loops */

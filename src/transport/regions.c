@@ -189,6 +189,12 @@ static bool is_registered(const kvf_transport *transport, uint32_t region) {
     return region < transport->region_count && transport->regions[region].bytes > 0;
 }
 
+/* Whether kvf_transport_unregister_region() has begun to take a region back, and must be called again. */
+static bool leaves(const kvf_transport *transport, uint32_t region) {
+    return is_registered(transport, region) && !transport->regions[region].withheld &&
+           transport->served[region].bytes == 0;
+}
+
 static kvf_status check_region(uint32_t region, const kvf_memory *memory) {
     uint64_t end;
     if (!memory->address || memory->bytes == 0)
@@ -200,8 +206,15 @@ static kvf_status check_region(uint32_t region, const kvf_memory *memory) {
     return KVF_OK;
 }
 
+/* From now on it is on no card, and peers that connect do not learn of it. */
+static void hide(const kvf_transport *transport, uint32_t region) {
+    transport->served[region] = (kvf_memory){0};
+    for (uint32_t i = 0; i < transport->fabric_count; i++)
+        transport->fabrics[i].served[region] = (kvf_memory){0};
+}
+
 static void forget(const kvf_transport *transport, uint32_t region) {
-    transport->regions[region] = transport->served[region] = (kvf_memory){0};
+    transport->regions[region] = (kvf_memory){0};
     transport->arenas[region] = false;
     transport->bases[region] = NULL;
 }
@@ -225,16 +238,21 @@ static kvf_status make_room(kvf_transport *transport, uint32_t region) {
         transport->arenas = arenas;
     bool complete = regions && served && bases && arenas;
     for (uint32_t i = 0; i < transport->fabric_count && complete; i++) {
-        served = kvf_resize(transport->fabrics[i].served, count, sizeof *served);
-        complete = served != NULL;
+        kvf_front_fabric *front = &transport->fabrics[i];
+        served = kvf_resize(front->served, count, sizeof *served);
         if (served)
-            transport->fabrics[i].served = served;
+            front->served = served;
+        bool *holds = kvf_resize(front->holds, count, sizeof *holds);
+        if (holds)
+            front->holds = holds;
+        complete = served && holds;
     }
     if (!complete)
         return kvf_nomem("the regions");
+    hide(transport, region);
     forget(transport, region);
     for (uint32_t i = 0; i < transport->fabric_count; i++)
-        transport->fabrics[i].served[region] = (kvf_memory){0};
+        transport->fabrics[i].holds[region] = false;
     transport->region_count = region + 1;
     return KVF_OK;
 }
@@ -297,6 +315,7 @@ static kvf_status add_to_fabric(kvf_front_fabric *front, uint32_t region, const 
     kvf_status status = front->fabric->register_region(front->endpoint, region, memory);
     if (status)
         front->served[region] = (kvf_memory){0};
+    front->holds[region] = front->holds[region] || !status;
     return status;
 }
 
@@ -305,12 +324,11 @@ static kvf_status take_from_fabrics(kvf_transport *transport, uint32_t region) {
     kvf_status result = KVF_OK;
     for (uint32_t i = 0; i < transport->fabric_count; i++) {
         kvf_front_fabric *front = &transport->fabrics[i];
-        if (front->served[region].bytes == 0)
+        if (!front->holds[region])
             continue;
         kvf_status status = front->fabric->unregister_region(front->endpoint, region);
-        if (!status)
-            front->served[region] = (kvf_memory){0};
-        else if (!result)
+        front->holds[region] = status != KVF_OK;
+        if (status && !result)
             result = kvf_fail_in(status, "unregister: %s: ", front->fabric->kind.name);
     }
     return result;
@@ -351,6 +369,7 @@ static void forget_card(kvf_transport *transport) {
 
 /* Takes back a region that no peer knows of yet. */
 static void drop(kvf_transport *transport, uint32_t region) {
+    hide(transport, region);
     (void)take_from_fabrics(transport, region);
     forget(transport, region);
     (void)find_disabled(transport);
@@ -381,6 +400,21 @@ static kvf_status add(kvf_transport *transport, uint32_t region, const kvf_memor
         return kvf_fail(status, "%s", why);
     }
     return KVF_OK;
+}
+
+/* Serves a region that leaves again. After an error it still leaves. */
+static kvf_status keep(kvf_transport *transport, uint32_t region, const kvf_memory *memory) {
+    const kvf_memory *own = &transport->regions[region];
+    if (memory->address != own->address || memory->bytes != own->bytes || memory->kind != own->kind ||
+        memory->device != own->device)
+        return kvf_fail(KVF_E_EXISTS, "register: region %u is being taken back, as other memory", region);
+    transport->served[region] = *own;
+    kvf_status status = add_to_fabrics(transport, region);
+    if (status) {
+        hide(transport, region);
+        (void)find_disabled(transport);
+    }
+    return status;
 }
 
 /* ---- functions for users --------------------------------------------------------------------- */
@@ -426,14 +460,15 @@ static kvf_status register_region(kvf_transport *transport, uint32_t region, con
     if (region > transport->region_count)
         return kvf_fail(KVF_E_RANGE, "register: region is %u; allowed: 0 to %u", region,
                         transport->region_count);
-    if (is_registered(transport, region))
+    const bool stays = leaves(transport, region);
+    if (is_registered(transport, region) && !stays)
         return kvf_fail(KVF_E_EXISTS, "register: region %u is registered already", region);
     kvf_status status = kvf_front_check_process(transport, "register");
     if (!status)
         status = kvf_memory_check(memory, 1, "register");
     (void)settle_user(transport);
     if (!status)
-        status = add(transport, region, memory, is_arena);
+        status = stays ? keep(transport, region, memory) : add(transport, region, memory, is_arena);
     if (!status)
         forget_card(transport);
     return status;
@@ -458,6 +493,14 @@ bool kvf_transport_stop_writing(kvf_transport *transport, uint32_t region, uint6
     return quiet;
 }
 
+/* Makes all cards invalid that there are. Peers that connect by a later one have nothing to do with the region. */
+static void withdraw(kvf_transport *transport, uint32_t region) {
+    hide(transport, region);
+    (void)find_disabled(transport);
+    forget_card(transport);
+    transport->oldest = transport->generation;
+}
+
 /* Whether a batch of ours that is under way reads or writes the region. */
 static bool is_in_use(const kvf_transport *transport, uint32_t region) {
     for (const kvf_peer *peer = transport->peers; peer; peer = peer->following)
@@ -480,12 +523,10 @@ kvf_status kvf_transport_unregister_region(kvf_transport *transport, uint32_t re
         return status;
     if (!settle_user(transport))
         return kvf_fail(KVF_E_AGAIN, "unregister: the device copies cells of a stage, and has not finished");
-    forget_card(transport);
-    transport->oldest = transport->generation;
+    if (!leaves(transport, region))
+        withdraw(transport, region);
     status = take_from_fabrics(transport, region);
-    if (status)
-        return status;
-    forget(transport, region);
-    (void)find_disabled(transport);
-    return KVF_OK;
+    if (!status)
+        forget(transport, region);
+    return status;
 }

@@ -687,6 +687,7 @@ static void close_fabrics(kvf_transport *transport) {
             if (front->owns_memory == owners) {
                 front->fabric->close(front->endpoint);
                 kvf_free(front->served);
+                kvf_free(front->holds);
             }
         }
     kvf_free(transport->fabrics);

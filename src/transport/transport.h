@@ -83,13 +83,16 @@ typedef struct kvf_fabric {
     /** NULL when the fabric has no memory of its own (kind.allocates is 0); memory is freed by close(). */
     kvf_status (*allocate)(void *endpoint, kvf_memory_kind kind, uint32_t device, uint64_t bytes, void **out);
 
-    /** Registers one region under a free number; its kind is in kind.memory_kinds, and kvf_transport_regions()
-     * lists it already. KVF_E_UNSUPPORTED: "auto" goes on without this fabric. */
+    /** Registers one region under a free number, or under that of the same memory for which unregister_region() has said
+     * KVF_E_AGAIN; its kind is in kind.memory_kinds, and kvf_transport_regions() lists it already. KVF_E_UNSUPPORTED:
+     * "auto" goes on without this fabric. */
     kvf_status (*register_region)(void *endpoint, uint32_t region, const kvf_memory *memory);
 
     /**
      * Releases a region that no operation of ours uses. Ends the connections of peers whose cards are older than
-     * kvf_transport_oldest(), which has risen just before, and refuses such cards from then on.
+     * kvf_transport_oldest(), which has risen just before the first such call, and refuses such cards from then on. The
+     * part of a card that is written from now on, even after KVF_E_AGAIN, does not have the region, as
+     * kvf_transport_regions() does not; peers that connect by such a card stay connected.
      *
      * @return KVF_OK: no peer reaches the region by this fabric any more; KVF_E_AGAIN (a peer may be in the middle
      *         of a write; the detail says which, and since when): the front calls again later

@@ -2,6 +2,7 @@
 #include "agent/session.h"
 #include "agent_letters.h"
 #include "agent_world.h"
+#include "transport/front.h"
 
 #define ONE(engine_name) ENGINE(.name = (engine_name), .all = {.block_count = 64})
 
@@ -398,6 +399,33 @@ static void an_engine_that_takes_memory_back_goes_on_reading(void **state) {
     world_close(&w);
 }
 
+static kvf_status (*take_back_well)(void *endpoint, uint32_t region);
+
+static kvf_status take_back_late(void *endpoint, uint32_t region) {
+    (void)take_back_well(endpoint, region);
+    return kvf_fail(KVF_E_AGAIN, "a peer is in the middle of a write");
+}
+
+/* The engine gives up waiting for the peer, and goes on with the region. Peers were refused it, or could not connect. */
+static void a_region_that_cannot_be_taken_back_serves_again(void **state) {
+    (void)state;
+    scene s;
+    kvf_fabric fabric = *kvf_fabric_named("inproc");
+    take_back_well = fabric.unregister_region;
+    fabric.unregister_region = take_back_late;
+    world_fabric(&fabric);
+    set_up(&s);
+    world_fabric(NULL);
+    hold_and_pull(&s, 1);
+    const kvf_memory memory = s.p->regions[0];
+    for (int i = 0; i < 2; i++)
+        assert_fails(kvf_agent_unregister_region(s.p, 0), KVF_E_AGAIN, "in the middle of a write");
+    assert_ok(kvf_agent_register_region(s.p, 0, &memory));
+    world_run_for(&s.w, 10 * MS);
+    hold_and_pull(&s, 2);
+    tear_down(&s);
+}
+
 static void mistakes_with_regions_are_refused(void **state) {
     (void)state;
     scene s;
@@ -441,6 +469,7 @@ int main(void) {
         cmocka_unit_test(a_pull_waits_for_a_producer_that_sleeps),
         cmocka_unit_test(a_pull_that_begins_before_the_consumer_notices_that_memory_has_moved_goes_on),
         cmocka_unit_test(a_consumer_that_waits_for_a_sleeping_producer_is_told_so),
+        cmocka_unit_test(a_region_that_cannot_be_taken_back_serves_again),
         cmocka_unit_test(mistakes_with_regions_are_refused),
     };
     const struct CMUnitTest real[] = {

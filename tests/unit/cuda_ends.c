@@ -114,11 +114,15 @@ void submit_of_writer(kvf_direction direction, uint32_t bytes, outcome *noted) {
     submit_of_region(0, direction, bytes, noted);
 }
 
+void submit_run(const kvf_run *run, kvf_direction direction, outcome *noted) {
+    *noted = (outcome){0};
+    assert_ok(kvf_transport_submit(peer, direction, run, 1, note, noted, &noted->operation));
+}
+
 void submit_of_region(uint32_t region, kvf_direction direction, uint32_t bytes, outcome *noted) {
     static kvf_run run; /* must last until the batch has ended; there is one batch at a time */
     run = (kvf_run){.local_region = region, .bytes = bytes};
-    *noted = (outcome){0};
-    assert_ok(kvf_transport_submit(peer, direction, &run, 1, note, noted, &noted->operation));
+    submit_run(&run, direction, noted);
 }
 
 void assert_written(uint32_t bytes) {

@@ -57,7 +57,9 @@ typedef struct outcome {
     char detail[512];
 } outcome;
 
-/** Submits a batch of the writer, of one run at the beginning of region 0. There is one batch at a time. */
+/** Submits a batch of the writer, of one run, which must stay until it has ended. */
+void submit_run(const kvf_run *run, kvf_direction direction, outcome *noted);
+/** The same, of a run at the beginning of region 0. There is one such batch at a time. */
 void submit_of_writer(kvf_direction direction, uint32_t bytes, outcome *noted);
 /** The same between the owner's region 0 and another region of the writer. */
 void submit_of_region(uint32_t region, kvf_direction direction, uint32_t bytes, outcome *noted);

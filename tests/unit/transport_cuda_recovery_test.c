@@ -486,6 +486,42 @@ static void a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket(voi
     devices_free();
 }
 
+/* Until all readers had let go of one region, no peer could connect for the others: their part of the card and the rest
+ * differed. */
+static void a_reader_that_connects_while_a_region_is_taken_back_stays_connected(void **state) {
+    (void)state;
+    pid_t child;
+    void *seen;
+    outcome noted;
+    const kvf_run run = {.bytes = BYTES, .remote_region = 2};
+    both_open();
+    run_rounds();
+    kvf_peer_close(peer);
+    const pid_t reader = have_a_reader_with_a_child(&child);
+    run_rounds();
+    kvf_memory more = device_memory(devices_number(0), BYTES, &seen);
+    more.withheld = false;
+    memset(seen, 0x5a, BYTES);
+    devices_put(seen);
+    assert_ok(kvf_transport_register_region(owner.transport, 2, &more));
+    assert_int_equal(kvf_transport_unregister_region(owner.transport, 0), KVF_E_AGAIN);
+    connect_ends();
+    run_rounds();
+    assert_int_equal(kvf_transport_unregister_region(owner.transport, 0), KVF_E_AGAIN);
+    end_child(reader);
+    assert_ok(kvf_transport_unregister_region(owner.transport, 0));
+    assert_int_equal(kill(child, SIGKILL), 0);
+    run_rounds();
+    assert_int_equal(writer.lost, 0);
+    submit_run(&run, KVF_READ, &noted);
+    run_rounds();
+    assert_int_equal(noted.calls, 1);
+    assert_int_equal(noted.status, KVF_OK);
+    devices_get(writer.seen[0]);
+    assert_memory_equal(writer.seen[0], seen, BYTES);
+    both_close();
+}
+
 /* Another thread starts a copy when this one forks: its child once waited for that thread, which it does not have. */
 static void a_child_of_fork_does_not_wait_for_a_thread_of_its_parent(void **state) {
     (void)state;
@@ -819,6 +855,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(an_owner_that_closes_is_lost_though_a_child_keeps_its_sockets),
         cmocka_unit_test(a_reader_that_hangs_up_is_gone_though_a_child_keeps_its_sockets),
         cmocka_unit_test(a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket),
+        cmocka_unit_test(a_reader_that_connects_while_a_region_is_taken_back_stays_connected),
         cmocka_unit_test(memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_has_died),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
         cmocka_unit_test_teardown(an_owner_without_memory_to_hear_us_lives, stop_counting_memory),

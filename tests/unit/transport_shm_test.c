@@ -586,6 +586,69 @@ static void what_is_read_in_place_is_void_once_the_memory_is_taken_back(void **s
     side_close(&there);
 }
 
+/* Each time the owner asked again, a peer that had connected meanwhile was lost, and its card was refused. */
+static void a_peer_that_connects_while_a_region_is_taken_back_stays_connected(void **state) {
+    (void)state;
+    const kvf_run gone = {0, 0, 4096, 0, 0}, kept = {0, 0, 4096, 1, 1};
+    test_side here, there, late;
+    side_open(&here, &allocated, 1);
+    side_open(&there, &allocated, 2);
+    side_open(&late, &allocated, 3);
+    kvf_peer *writer = side_connect(&here, &there);
+    drive_idle(&here, &there);
+    assert_non_null(kvf_peer_enter(writer, 1, KVF_WRITE));
+    assert_int_equal(kvf_transport_unregister_region(there.transport, 0), KVF_E_AGAIN);
+    kvf_peer *peer = side_connect(&late, &there), *back = side_connect(&there, &here);
+    drive_idle(&late, &there);
+    assert_int_equal(kvf_peer_region_bytes(peer, NULL)[0], 0);
+    assert_int_equal(kvf_transport_submit(back, KVF_READ, &gone, 1, note_outcome, &(test_outcome){0}, NULL),
+                     KVF_E_NOT_REGISTERED);
+    assert_non_null(strstr(kvf_error_detail(), "local region 0 was unregistered"));
+    assert_int_equal(kvf_transport_unregister_region(there.transport, 0), KVF_E_AGAIN);
+    drive_idle(&late, &there);
+    assert_int_equal(kvf_peer_leave(writer, KVF_WRITE, 1), KVF_E_PEER_LOST);
+    assert_int_equal(kvf_transport_unregister_region(there.transport, 0), KVF_OK);
+    drive_idle(&late, &there);
+    assert_int_equal(late.lost, 0);
+    assert_int_equal(kvf_transport_submit(peer, KVF_READ, &gone, 1, note_outcome, &(test_outcome){0}, NULL),
+                     KVF_E_NOT_REGISTERED);
+    assert_int_equal(move_runs(&late, &there, peer, KVF_READ, &kept, 1), KVF_OK);
+    assert_memory_equal(side_memory(&late, 1), side_memory(&there, 1), 4096);
+    side_close(&late);
+    side_close(&here);
+    side_close(&there);
+}
+
+/* Its owner has given up waiting for a writer that is stopped. It could not be registered again, and was half gone. */
+static void a_region_that_is_being_taken_back_can_stay(void **state) {
+    (void)state;
+    static const pair_kind of_one_process = {"auto", {true, true}, "inproc", {0}};
+    const kvf_run run = {0, 0, 4096, 0, 0};
+    test_side here, there, late;
+    side_open(&here, &allocated, 1);
+    side_open(&there, &of_one_process, 2);
+    side_open(&late, &of_one_process, 3);
+    kvf_peer *writer = side_connect(&here, &there);
+    drive_idle(&here, &there);
+    assert_non_null(kvf_peer_enter(writer, 1, KVF_WRITE));
+    assert_int_equal(kvf_transport_unregister_region(there.transport, 0), KVF_E_AGAIN);
+    kvf_memory other = there.regions[0];
+    other.bytes--;
+    assert_int_equal(kvf_transport_register_region(there.transport, 0, &other), KVF_E_EXISTS);
+    assert_int_equal(kvf_transport_register_region(there.transport, 0, &there.regions[0]), KVF_OK);
+    assert_int_equal(kvf_transport_register_region(there.transport, 0, &there.regions[0]), KVF_E_EXISTS);
+    kvf_peer *peer = side_connect(&late, &there);
+    assert_string_equal(kvf_peer_kind(peer), "inproc");
+    assert_int_equal(move_runs(&late, &there, peer, KVF_READ, &run, 1), KVF_OK);
+    assert_memory_equal(side_memory(&late, 0), side_memory(&there, 0), 4096);
+    assert_int_equal(kvf_transport_unregister_region(there.transport, 0), KVF_E_AGAIN);
+    assert_int_equal(kvf_peer_leave(writer, KVF_WRITE, 1), KVF_E_PEER_LOST);
+    assert_int_equal(kvf_transport_unregister_region(there.transport, 0), KVF_OK);
+    side_close(&late);
+    side_close(&here);
+    side_close(&there);
+}
+
 /* It is shut out between two slices of a batch, and has not read the message that says so. */
 static void an_owner_whose_gate_is_shut_lives(void **state) {
     (void)state;
@@ -617,6 +680,8 @@ int main(void) {
         cmocka_unit_test(an_owner_that_accepts_nobody_lives),
         cmocka_unit_test(a_read_of_memory_that_is_taken_back_meanwhile_has_not_moved),
         cmocka_unit_test(what_is_read_in_place_is_void_once_the_memory_is_taken_back),
+        cmocka_unit_test(a_peer_that_connects_while_a_region_is_taken_back_stays_connected),
+        cmocka_unit_test(a_region_that_is_being_taken_back_can_stay),
         cmocka_unit_test(an_owner_whose_gate_is_shut_lives),
     };
     return cmocka_run_group_tests_name("transport_shm", tests, NULL, NULL);

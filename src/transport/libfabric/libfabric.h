@@ -164,6 +164,7 @@ typedef struct kvf_libfabric_memory {
     unsigned char *address;
     uint64_t bytes;
     bool withheld; /**< from peers */
+    bool leaves;   /**< it was unregistered, and libfabric keeps it for now */
 } kvf_libfabric_memory;
 
 #define KVF_LIBFABRIC_HEADER_MAX                                                                             \

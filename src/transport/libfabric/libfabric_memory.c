@@ -72,6 +72,14 @@ static kvf_status make_room(kvf_libfabric_endpoint *endpoint, uint32_t region) {
     return KVF_OK;
 }
 
+static kvf_status unmap(const kvf_libfabric_endpoint *endpoint, uint32_t region) {
+    const int failed = kvf_libfabric_unmap(&endpoint->regions[region]);
+    if (!failed)
+        return KVF_OK;
+    (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
+    return KVF_E_AGAIN;
+}
+
 /* Of memory in segments, libfabric (1.20 to 2.6) asks the driver for the first one. EFA then fails to register all of it,
  * and from 2.5 on no longer asks for other memory either, such as an arena. */
 static bool is_in_segments(const kvf_memory *memory) {
@@ -100,6 +108,8 @@ static kvf_status register_one(kvf_libfabric_endpoint *endpoint, uint32_t region
         return status;
     const bool withheld = endpoint->emulates && kvf_transport_withholds_emulated(endpoint->transport);
     status = make_room(endpoint, region);
+    if (!status)
+        status = unmap(endpoint, region); /* it may have been kept */
     if (!status) {
         status = kvf_libfabric_map(endpoint, memory, !withheld, &endpoint->regions[region]);
         status = status ? kvf_device_memory_refused(status, memory) : KVF_OK;
@@ -122,18 +132,16 @@ kvf_status kvf_libfabric_register(void *self, uint32_t region, const kvf_memory 
 }
 
 /* Its key is never used again, so that peers of other machines are refused. Those on this machine watch the beacon: its
- * end ends their connections, and makes their cards invalid. Where libfabric emulates, it may be in the middle of a
+ * end, once, ends their connections, and makes their cards invalid. Where libfabric emulates, it may be in the middle of a
  * write to the memory, which only the end of the connection ends. */
 static kvf_status unregister_one(kvf_libfabric_endpoint *endpoint, uint32_t region) {
-    int failed = kvf_libfabric_unmap(&endpoint->regions[region]);
-    if (failed) {
-        (void)kvf_libfabric_fail(endpoint->library, failed, "keeps the memory for now");
-        return KVF_E_AGAIN;
-    }
-    if (endpoint->emulates && kvf_libfabric_serve(endpoint))
-        return KVF_E_AGAIN;
-    kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
-    return KVF_OK;
+    if (!endpoint->regions[region].leaves)
+        kvf_beacon_open(&endpoint->beacon, endpoint->event_fd);
+    endpoint->regions[region].leaves = true;
+    kvf_status status = unmap(endpoint, region);
+    if (!status && endpoint->emulates && kvf_libfabric_serve(endpoint))
+        status = KVF_E_AGAIN;
+    return status;
 }
 
 kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
@@ -149,7 +157,7 @@ kvf_status kvf_libfabric_unregister(void *self, uint32_t region) {
 /* The front may know more regions, the last of which are withheld from us. */
 static kvf_libfabric_target describe(const kvf_libfabric_endpoint *endpoint, uint32_t region) {
     const kvf_libfabric_memory *memory = region < endpoint->region_count ? &endpoint->regions[region] : NULL;
-    if (!memory || !memory->mr)
+    if (!memory || !memory->mr || memory->leaves)
         return (kvf_libfabric_target){0};
     if (memory->withheld)
         return (kvf_libfabric_target){.bytes = memory->bytes, .withheld = true};

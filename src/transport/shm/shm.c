@@ -132,12 +132,14 @@ static kvf_status shm_register(void *self, uint32_t region, const kvf_memory *me
     return KVF_OK;
 }
 
-/* Every connected client has an older card. Strangers with an older card are refused in their HELLO. */
+/* Strangers with an older card are refused in their HELLO. A client is judged by when it came and not by what it says. */
 static kvf_status shm_unregister(void *self, uint32_t region) {
     kvf_shm_endpoint *endpoint = self;
     (void)region;
     kvf_status result = KVF_OK;
     for (kvf_shm_client *client = endpoint->clients; client; client = client->following) {
+        if (client->oldest == kvf_transport_oldest(endpoint->transport))
+            continue;
         kvf_shm_client_refuse(client, SHM_REFUSED_GENERATION);
         kvf_status status = kvf_shm_client_shut_out(client);
         result = status ? status : result;

@@ -90,6 +90,7 @@ struct kvf_shm_client {
     bool hung_up;          /* only messages that it sent before are left */
     bool blocked;          /* it does not read: we wait until it does */
     uint32_t arenas_told;  /* part of the first messages to it */
+    uint64_t oldest;       /* kvf_transport_oldest() when it came: it knows no region that was gone by then */
     uint32_t region_count; /* in the card it has */
     uint32_t regions_told;
     bool ready_told;

@@ -391,7 +391,8 @@ static bool take_hello(kvf_shm_client *client, const kvf_shm_packet *packet) {
         return refuse(client, SHM_REFUSED_KEY);
     if (kvf_fences_has(&client->endpoint->fences, hello->from))
         return refuse(client, SHM_REFUSED_FENCED);
-    if (hello->generation < kvf_transport_oldest(client->endpoint->transport))
+    client->oldest = kvf_transport_oldest(client->endpoint->transport);
+    if (hello->generation < client->oldest)
         return refuse(client, SHM_REFUSED_GENERATION);
     (void)kvf_transport_regions(client->endpoint->transport, client->endpoint, &client->region_count);
     if (hello->region_count > client->region_count)
