@@ -345,7 +345,9 @@ KVF_API const uint64_t *kvf_peer_region_bytes(const kvf_peer *peer, uint32_t *co
  * If a device does not finish a copy of theirs within "cuda.patience_ms", it may still access memory of this endpoint:
  * kvf_transport_unregister_region() says KVF_E_AGAIN until it has finished, and the memory must not be freed before.
  * If "ucx" reaches the peer by shared memory, and it takes no more operations, as when its process is stopped, this call
- * waits until it takes some, or ends, for it may still answer others. NULL is accepted.
+ * waits until it takes some, or ends, for it may still answer others: for ever, if this thread should make it take them.
+ * A thread with both endpoints first cancels its operations, and makes progress of both until they have ended. NULL is
+ * accepted.
  */
 KVF_API void kvf_peer_close(kvf_peer *peer);
 

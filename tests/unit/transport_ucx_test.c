@@ -26,6 +26,10 @@ static const pair_kind posix_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "pos
 static const pair_kind sysv_way = {"ucx", {true, true}, "ucx", {"ucx.tls", "sysv,self"}};
 static const pair_kind brought_way = {"ucx", {false, false}, "ucx", {"ucx.tls", "posix,self"}};
 
+static void idle_target(process *side) {
+    (void)side;
+}
+
 /* ---- peers that do not progress -------------------------------------------------------------- */
 
 /* From 1.16 on UCX reads mapped memory by messages to its owner; it still writes to it directly. */
@@ -161,6 +165,45 @@ static void parting_from_a_peer_that_sleeps_does_not_wait(void **state) {
     run_both(&brought_way, sleeping_target, parting_actor, false);
 }
 
+/* Makes progress of both ends, until an operation of the first has ended. */
+static void drive_both(process *side, const process *owner, uint32_t ends) {
+    while (side->ends < ends) {
+        CHECK(kvf_transport_progress(owner->transport, NULL) == KVF_OK);
+        CHECK(kvf_transport_progress(side->transport, NULL) == KVF_OK);
+    }
+}
+
+/* One thread has both ends. Closing the connection at once would wait for ever, of UCX 1.13. */
+static void both_ends_actor(process *side) {
+    static kvf_run runs[MANY];
+    process owner = {.way = side->way, .line = side->line};
+    const void *card;
+    size_t bytes;
+    kvf_operation operation;
+    open_side(&owner, 0, 1);
+    open_side(side, 0, 2);
+    CHECK(kvf_transport_export(owner.transport, &card, &bytes) == KVF_OK);
+    CHECK(kvf_transport_connect(side->transport, card, bytes, &side->peer) == KVF_OK);
+    const size_t count = make_runs(runs, MANY, 200, 17u);
+    submit(side, KVF_READ, runs, 1, NULL);
+    drive_both(side, &owner, 1);
+    submit(side, KVF_READ, runs, count, &operation);
+    progress_for(side, KVF_SECOND / 5);
+    CHECK(side->ends == 1);
+    CHECK(kvf_transport_cancel(side->transport, operation) == KVF_OK);
+    drive_both(side, &owner, 2);
+    CHECK(side->ended == KVF_E_CANCELLED);
+    kvf_peer_close(side->peer);
+    CHECK(side->ends == 2);
+    close_side(&owner);
+    close_side(side);
+}
+
+static void a_thread_with_both_ends_ends_operations_before_it_closes(void **state) {
+    (void)state;
+    run_both(&brought_way, idle_target, both_ends_actor, false);
+}
+
 /* ---- peers that are lost --------------------------------------------------------------------- */
 
 static struct {
@@ -262,10 +305,6 @@ static void nonsense_actor(process *side) {
     silent(side, open_with_nonsense);
 }
 
-static void idle_target(process *side) {
-    (void)side;
-}
-
 static void transports_that_are_left_out_need_not_be_there_and_no_warning_names_them(void **state) {
     (void)state;
     run_both(&tcp_way, idle_target, open_actor, false);
@@ -348,6 +387,7 @@ int main(void) {
         cmocka_unit_test(what_is_read_of_an_owner_that_answers_late_does_not_come_after_the_end),
         cmocka_unit_test(an_endpoint_closes_while_a_peer_sleeps),
         cmocka_unit_test(parting_from_a_peer_that_sleeps_does_not_wait),
+        cmocka_unit_test(a_thread_with_both_ends_ends_operations_before_it_closes),
         cmocka_unit_test(a_peer_that_is_lost_while_another_one_is_closed_is_not_forgotten),
         cmocka_unit_test(transports_that_are_left_out_need_not_be_there_and_no_warning_names_them),
         cmocka_unit_test(an_unknown_transport_is_unsupported_and_nothing_is_printed),
