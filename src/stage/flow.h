@@ -119,7 +119,7 @@ struct kvf_stage_flow {
     bool owned;        /**< by a move, which releases it with kvf_stage_flow_leave() */
     uint64_t began_ns; /**< mover: when it began to send its opening; 0: it waits for its turn */
     uint64_t took_ns;  /**< mover: from then to the end */
-    uint64_t heard_ns; /**< when it last made progress: a message, or a completed operation */
+    uint64_t heard_ns; /**< when it last made progress: a message, a completed operation, or bytes allowed */
     uint64_t waits_ns; /**< lender: since when it waits for a slot while its peer has none; 0: it does not */
     uint64_t kept_ns;  /**< lender: the latest of: first slot lent, a slot returned, the end */
     uint64_t doubt_ends; /**< lender: when the peer is shut out, which frees its slots; 0: not set */

@@ -152,6 +152,8 @@ uint64_t kvf_mover_allow(kvf_stage_flow *flow, uint64_t bytes) {
     }
     uint64_t given = wanted > flow->allowed ? kvf_min_u64(wanted - flow->allowed, bytes) : 0;
     flow->allowed += given;
+    if (given > 0) /* it moves as fast as it may, though a slot may take long */
+        flow->heard_ns = kvf_now(flow->stage->clock);
     return given;
 }
 

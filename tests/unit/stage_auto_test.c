@@ -221,6 +221,33 @@ static void a_held_move_that_goes_direct_moves_as_much_as_it_may_layer_by_layer(
     scene_close(&s);
 }
 
+/* All slots have come, so the flow once seemed to wait for the peer, which has nothing to say. */
+static void a_held_move_does_not_stall_while_a_slot_takes_longer_than_a_silent_peer_may(void **state) {
+    (void)state;
+    scene s = scene_open(&nhd);
+    stage_end *d = &s.w->d[0];
+    const uint64_t bytes = kvf_request_bytes(s.request, 0);
+    kvf_move *move;
+    assert_ok(kvf_stage_pull_held(d->stage, s.request, d->peers,
+                                  &(kvf_move_options){sizeof(kvf_move_options), KVF_WAY_PACKED, 0, NULL},
+                                  (kvf_transfer_start_options){.held = true}, &move));
+    for (uint64_t left = bytes - 4096; left > 0; stage_world_work_idle(s.w))
+        left -= kvf_move_advance(move, left);
+    assert_int_equal(bytes_of(move), bytes - 4096);
+    d->stage->options.stall_ns = 1000000000;
+    for (int i = 0; i < 10; i++) {
+        s.w->now_ns += 900000000;
+        assert_int_equal(kvf_move_advance(move, 1), 1);
+        stage_world_work_idle(s.w);
+        assert_int_equal(kvf_move_status(move), KVF_IN_PROGRESS);
+    }
+    kvf_move_hold(move, false);
+    assert_ok(stage_world_finish(s.w, move));
+    kvf_move_free(move);
+    assert_int_equal(stage_world_wrong_bytes(d, &s.before, 5), 0);
+    scene_close(&s);
+}
+
 /* Sets the scene's request with a table of the producer that has so many entries, most of them unused. */
 static void lengthen_table(const scene *s, uint32_t count) {
     const kvf_block_table *real = &s->w->p_sequence.tables[0];
@@ -258,6 +285,7 @@ int main(void) {
         cmocka_unit_test(a_way_that_is_slow_is_tried_seldom),
         cmocka_unit_test(a_held_move_makes_nothing_be_forgotten),
         cmocka_unit_test(a_held_move_that_goes_direct_moves_as_much_as_it_may_layer_by_layer),
+        cmocka_unit_test(a_held_move_does_not_stall_while_a_slot_takes_longer_than_a_silent_peer_may),
         cmocka_unit_test(tables_that_no_opening_of_a_flow_holds_go_direct),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
