@@ -138,7 +138,6 @@ struct kvf_stage_peer {
     size_t card_bytes;
     kvf_slot_share shares[KVF_ARENAS]; /**< by arena */
     kvf_known_cost *known;             /**< NULL: it has left */
-    kvf_peer_cost *costs;              /**< by direction, of `known` */
     bool has_lists; /**< one operation takes many runs, which makes them cheap: kvf_cost_may_pack() */
     kvf_stage_flow *outgoing; /**< the flow whose opening is being sent; NULL: none */
     kvf_stage_flow *incoming; /**< the flow whose opening is being received */

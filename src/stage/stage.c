@@ -391,7 +391,6 @@ kvf_status kvf_stage_join(kvf_stage *stage, kvf_peer *peer) {
     joined->card = NULL;
     joined->flows_most = 1;
     joined->peer = peer; /* slots that an earlier peer of this name may still touch count against its share */
-    joined->costs = joined->known->by_direction;
     joined->has_lists = kvf_cost_has_lists(joined->known->kind);
     return KVF_OK;
 }

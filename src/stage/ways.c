@@ -178,7 +178,7 @@ static bool fits_opening(const order *by, const kvf_stage_shape *shape, uint32_t
 /* Counts and predicts both ways, and returns the way to take. */
 static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *shape, leg *out) {
     const kvf_stage_peer *peer = kvf_stage_find_peer(move->stage, by->peer);
-    kvf_peer_cost *cost = &peer->costs[by->direction];
+    kvf_peer_cost *cost = &peer->known->by_direction[by->direction];
     kvf_step_span spans[KVF_MODEL_MAX_GROUPS];
     uint64_t bytes = 0;
     spans_of(by->request, spans);
@@ -389,7 +389,7 @@ static void learn(kvf_move *move, const leg *at) {
     kvf_stage_peer *peer = kvf_stage_find_peer(stage, at->peer);
     if (!peer || at->runs == 0 || at->was_held) /* no runs: it cannot go packed, and needs no prediction */
         return;
-    kvf_peer_cost *cost = &peer->costs[at->direction];
+    kvf_peer_cost *cost = &peer->known->by_direction[at->direction];
     if (at->flow)
         kvf_way_cost_learn(&cost->packed[kind_of(at->arenas)], at->copies, at->bytes,
                            (double)at->flow->took_ns);

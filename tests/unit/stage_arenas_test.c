@@ -170,7 +170,8 @@ static void a_transport_of_the_hosts_memory_uses_the_hosts(void **state) {
 static void expect_of(const stage_end *end, kvf_direction direction, kvf_memory_kind kind) {
     kvf_assumed_cost assumed = {.packed = {{.ns_per_byte = 1000}, {.ns_per_byte = 1000}}};
     assumed.packed[kind].ns_per_byte = 1;
-    kvf_peer_cost_begin(&kvf_stage_find_peer(end->stage, end->peers[0])->costs[direction], &assumed);
+    kvf_peer_cost_begin(&kvf_stage_find_peer(end->stage, end->peers[0])->known->by_direction[direction],
+                        &assumed);
 }
 
 static void prefer(const stage_world *w, kvf_memory_kind kind) {
@@ -181,7 +182,8 @@ static void faster_arenas_are_used(void **state) {
     (void)state;
     DEVICES_ARE_STAND_INS();
     stage_world *w = open_both(&small_arenas, device_memory_second, device_memory_first);
-    const kvf_peer_cost *cost = &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ];
+    const kvf_peer_cost *cost =
+        &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->known->by_direction[KVF_READ];
     prefer(w, KVF_MEMORY_HOST);
     stage_world_pull_all(w, KVF_WAY_PACKED, 5);
     assert_device_flows(w, 0, 0);

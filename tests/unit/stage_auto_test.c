@@ -66,7 +66,7 @@ static void assume(const scene *s, const network *n) {
                    .ns_per_byte = n->ns_per_byte,
                    .ns_per_source = n->ns_per_source},
         .packed = {{.ns_per_byte = n->packed_ns_per_byte, .ns_per_source = n->ns_per_source}}};
-    kvf_peer_cost_begin(&peer->costs[KVF_READ], &assumed);
+    kvf_peer_cost_begin(&peer->known->by_direction[KVF_READ], &assumed);
 }
 
 /* Pulls the request by the way that the stage chooses, and lets as much time pass as the network would take. Returns
@@ -173,7 +173,8 @@ static void a_held_move_makes_nothing_be_forgotten(void **state) {
     scene s = scene_open(&nhd);
     assume(&s, &usual);
     stage_end *d = &s.w->d[0];
-    const kvf_way_cost *direct = &kvf_stage_find_peer(d->stage, d->peers[0])->costs[KVF_READ].direct;
+    const kvf_way_cost *direct =
+        &kvf_stage_find_peer(d->stage, d->peers[0])->known->by_direction[KVF_READ].direct;
     kvf_move *move;
     assert_ok(kvf_stage_pull_held(d->stage, s.request, d->peers, NULL,
                                   (kvf_transfer_start_options){.held = true}, &move));

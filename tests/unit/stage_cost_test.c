@@ -536,7 +536,7 @@ static void a_peer_that_has_not_joined_is_read_directly(void **state) {
 
 /* How many packed transfers the prices of a peer were learned from. */
 static uint64_t packed_seen(const kvf_stage *stage, const kvf_peer *peer, kvf_direction direction) {
-    return kvf_stage_find_peer(stage, peer)->costs[direction].packed[KVF_MEMORY_HOST].transfers;
+    return kvf_stage_find_peer(stage, peer)->known->by_direction[direction].packed[KVF_MEMORY_HOST].transfers;
 }
 
 /* The costs that were measured with one rank of a host hold for the host's other rank too, until both have left. */
@@ -553,7 +553,7 @@ static void peers_of_one_machine_share_what_was_seen(void **state) {
     assert_ptr_equal(first->known, second->known);
     assert_int_equal(first->known->users, 2);
     assert_true(sizeof *first->known <= 2400); /* kept once for all peers of a host */
-    kvf_way_cost_learn(&first->costs[KVF_READ].packed[KVF_MEMORY_HOST], 64, 65536, 1e6);
+    kvf_way_cost_learn(&first->known->by_direction[KVF_READ].packed[KVF_MEMORY_HOST], 64, 65536, 1e6);
     assert_int_equal(packed_seen(stage, w->d[0].peers[1], KVF_READ), 1);
     assert_int_equal(packed_seen(stage, w->d[0].peers[1], KVF_WRITE), 0);
     kvf_stage_leave(stage, w->d[0].peers[0]);
@@ -591,7 +591,8 @@ static void a_way_that_turns_out_slow_is_left(void **state) {
     assert_int_equal(info.moves[KVF_WAY_AUTO], 40);
     assert_int_equal(info.moves[KVF_WAY_PACKED], packed[0] + packed[1]);
     assert_int_equal(info.bytes[KVF_WAY_PACKED], info.moves[KVF_WAY_PACKED] * kvf_request_bytes(request, 0));
-    const kvf_peer_cost *learned = &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->costs[KVF_READ];
+    const kvf_peer_cost *learned =
+        &kvf_stage_find_peer(w->d[0].stage, w->d[0].peers[0])->known->by_direction[KVF_READ];
     assert_int_equal(learned->packed[KVF_MEMORY_HOST].transfers, info.moves[KVF_WAY_PACKED]);
     assert_int_equal(learned->direct.transfers, info.moves[KVF_WAY_DIRECT]);
     kvf_request_free(request);
