@@ -143,23 +143,15 @@ void kvf_stage_flow_end(kvf_stage_flow *flow, kvf_status status) {
     drop_opening(flow);
 }
 
-static bool has_credit(const kvf_stage_flow *flow, kvf_credit_state state) {
+bool kvf_stage_flow_has(const kvf_stage_flow *flow, kvf_credit_state state) {
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         if (flow->credits[i].state == state)
             return true;
     return false;
 }
 
-bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow) {
-    return has_credit(flow, KVF_CREDIT_LENT);
-}
-
-bool kvf_stage_flow_is_unsaid(const kvf_stage_flow *flow) {
-    return has_credit(flow, KVF_CREDIT_TO_LEND);
-}
-
 bool kvf_stage_flow_is_copied(const kvf_stage_flow *flow) {
-    return has_credit(flow, KVF_CREDIT_COPYING);
+    return kvf_stage_flow_has(flow, KVF_CREDIT_COPYING);
 }
 
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {

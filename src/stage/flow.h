@@ -232,11 +232,8 @@ void kvf_stage_flow_say_end(kvf_stage_flow *flow);
  */
 void kvf_stage_flow_deny(const kvf_stage_peer *peer, uint64_t flow, bool by_lender, kvf_status status);
 
-/** Whether the mover has slots of the flow. */
-bool kvf_stage_flow_is_lent(const kvf_stage_flow *flow);
-
-/** Whether slots of the flow are ready to be lent. */
-bool kvf_stage_flow_is_unsaid(const kvf_stage_flow *flow);
+/** Whether a credit of the flow is in this state. */
+bool kvf_stage_flow_has(const kvf_stage_flow *flow, kvf_credit_state state);
 
 /** Frees the flow's lent slots: the peer no longer uses them, because it has sent its END or is gone for good. */
 void kvf_stage_flow_hear_end(kvf_stage_flow *flow);

@@ -340,7 +340,7 @@ bool kvf_lender_waits(const kvf_stage_flow *flow) {
 }
 
 bool kvf_lender_awaits_slots(const kvf_stage_flow *flow) {
-    return kvf_stage_flow_is_lent(flow) || kvf_stage_flow_is_unsaid(flow);
+    return kvf_stage_flow_has(flow, KVF_CREDIT_LENT) || kvf_stage_flow_has(flow, KVF_CREDIT_TO_LEND);
 }
 
 bool kvf_lender_keeps(const kvf_stage_flow *flow, uint64_t before_ns) {
@@ -433,7 +433,7 @@ static void hear_return(kvf_stage_flow *flow, const kvf_slot_note *note) {
 
 /* The mover has forgotten the flow: it left us meanwhile, and what it had under way then may still arrive. */
 static bool leaves_doubt(const kvf_stage_flow *flow, const kvf_stage_message *message) {
-    return flow->ended && message->status == KVF_E_NOT_FOUND && kvf_stage_flow_is_lent(flow);
+    return flow->ended && message->status == KVF_E_NOT_FOUND && kvf_stage_flow_has(flow, KVF_CREDIT_LENT);
 }
 
 static void hear_end(kvf_stage_flow *flow, const kvf_stage_message *message) {

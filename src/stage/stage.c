@@ -404,7 +404,7 @@ static void part_from(kvf_stage_flow *flow) {
     flow->end_pause_ns = 0; /* if it joins again, it hears of the END at once */
     if (flow->doubt_ends)
         return;
-    if (kvf_stage_flow_is_lent(flow))
+    if (kvf_stage_flow_has(flow, KVF_CREDIT_LENT))
         flow->doubt_ends = kvf_now(stage->clock) + stage->options.doubt_ns;
     else
         kvf_stage_flow_hear_end(flow);
@@ -558,15 +558,19 @@ static void talk(kvf_stage_flow *flow) {
         kvf_lender_talk(flow);
 }
 
+/* Whether a mover has slots to work with. When all bytes of a push are in slots, others may be left over. */
+static bool has_slots(const kvf_stage_flow *flow) {
+    return flow->moving > 0 || kvf_stage_flow_has(flow, KVF_CREDIT_HERE) ||
+           kvf_stage_flow_has(flow, KVF_CREDIT_MOVED) || kvf_stage_flow_is_copied(flow);
+}
+
 /* Whether a flow can only go on when its peer acts. */
 static bool waits_for_peer(const kvf_stage_flow *flow) {
-    if (flow->ended || (flow->mover && flow->began_ns == 0))
+    if (flow->ended)
         return false;
-    bool ours = flow->moving > 0;
-    for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
-        ours = ours || flow->credits[i].state == KVF_CREDIT_HERE ||
-               flow->credits[i].state == KVF_CREDIT_MOVED || flow->credits[i].state == KVF_CREDIT_COPYING;
-    return flow->mover ? !ours || flow->next == flow->bytes : !flow->open || kvf_lender_awaits_slots(flow);
+    if (flow->mover)
+        return flow->began_ns > 0 && (!has_slots(flow) || flow->next == flow->bytes);
+    return !flow->open || kvf_lender_awaits_slots(flow);
 }
 
 static bool waits_for_device(const kvf_stage_flow *flow) {

@@ -191,7 +191,7 @@ static void a_peer_that_leaves_says_so(void **state) {
 
 static bool is_lent(void *context) {
     const kvf_stage_flow *flow = ((const stage_end *)context)->stage->first;
-    return flow && !flow->mover && kvf_stage_flow_is_lent(flow);
+    return flow && !flow->mover && kvf_stage_flow_has(flow, KVF_CREDIT_LENT);
 }
 
 static uint32_t in_doubt(const stage_end *end) {
