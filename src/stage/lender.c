@@ -32,8 +32,8 @@ static kvf_status keep(kvf_stage_flow *flow, uint64_t bytes) {
     return KVF_OK;
 }
 
-/* Checks that elements of other types than ours may be converted. If not, frees the selection. */
-static kvf_status check_types(const kvf_stage *stage, kvf_selection *selection) {
+/* Checks that elements of other types than ours may be converted. */
+static kvf_status check_types(const kvf_stage *stage, const kvf_selection *selection) {
     for (uint32_t i = 0; i < selection->item_count; i++) {
         const kvf_stream_item *item = &selection->items[i];
         const kvf_group_desc *group = kvf_model_group(kvf_shard_model(stage->shard), item->group);
@@ -41,24 +41,27 @@ static kvf_status check_types(const kvf_stage *stage, kvf_selection *selection) 
         const uint32_t both = KVF_DTYPE_BIT(own) | KVF_DTYPE_BIT(item->dtype);
         if (own == item->dtype || (stage->convert && (stage->convert[item->group] & both) == both))
             continue;
-        kvf_status status = kvf_fail(
+        return kvf_fail(
             KVF_E_PERMISSION, "item %u: %s.%s: the lender does not allow conversion between %s and %s", i,
             group->name, group->parts[item->part].name, kvf_dtype_name(own), kvf_dtype_name(item->dtype));
-        kvf_selection_free(selection);
-        return status;
     }
     return KVF_OK;
 }
 
-static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) {
-    kvf_stage *stage = flow->stage;
-    const kvf_model *model = kvf_shard_model(stage->shard);
+static kvf_status find_shape(kvf_stage *stage, const kvf_opening *opening, kvf_stage_shape **out) {
     kvf_selection *selection = NULL;
-    kvf_status status = kvf_selection_check(model, opening->items, opening->item_count, &selection);
+    kvf_status status =
+        kvf_selection_check(kvf_shard_model(stage->shard), opening->items, opening->item_count, &selection);
     if (!status)
         status = check_types(stage, selection);
     if (!status)
-        status = kvf_shapes_use(&stage->shapes, selection, &flow->shape);
+        return kvf_shapes_use(&stage->shapes, selection, out); /* takes the selection over */
+    kvf_selection_free(selection);
+    return status;
+}
+
+static kvf_status make_stream(kvf_stage_flow *flow, const kvf_opening *opening) {
+    kvf_status status = find_shape(flow->stage, opening, &flow->shape);
     if (!status)
         status = keep(flow, flow->shape->lanes * LANE_BYTES);
     if (!status)
