@@ -210,7 +210,6 @@ static kvf_way choose(kvf_move *move, const order *by, const kvf_stage_shape *sh
 static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
     kvf_stage *stage = move->stage;
     kvf_stage_shape *shape = NULL;
-    kvf_way way = KVF_WAY_DIRECT;
     out->peer = by->peer;
     out->direction = by->direction;
     out->was_held = by->start.held;
@@ -219,17 +218,13 @@ static kvf_status start_leg(kvf_move *move, const order *by, leg *out) {
         out->over = true;
         return KVF_OK;
     }
-    const bool converts = kvf_plan_converts(kvf_request_plan(by->request));
-    kvf_status status = check_packed(stage, by);
-    if (!status) {
-        status = find_shape(stage, by, &shape);
-        if (!status)
-            way = choose(move, by, shape, out);
-    } else if (by->options.way != KVF_WAY_PACKED && !converts) {
-        status = KVF_OK;
-    }
+    const kvf_status cannot = check_packed(stage, by);
+    if (cannot && (by->options.way == KVF_WAY_PACKED || kvf_plan_converts(kvf_request_plan(by->request))))
+        return cannot;
+    kvf_status status = cannot ? KVF_OK : find_shape(stage, by, &shape);
     if (status)
         return status;
+    const kvf_way way = cannot ? KVF_WAY_DIRECT : choose(move, by, shape, out);
     stage->counts.moves[KVF_WAY_AUTO] += by->options.way == KVF_WAY_AUTO;
     stage->counts.moves[way]++;
     move->info.packed += way == KVF_WAY_PACKED;
