@@ -36,11 +36,14 @@
 
 /* ---- what is assumed ------------------------------------------------------------------------- */
 
-/* The fabric of a kind; `apart`: the kind names another sort of memory or machine after a slash. */
-static kvf_transport_kind fabric_of(const char *kind, bool *apart) {
+/* Whether a kind names another sort of memory or machine, after a slash. */
+static bool is_apart(const char *kind) {
+    return strchr(kind, '/') != NULL;
+}
+
+static kvf_transport_kind fabric_of(const char *kind) {
     kvf_transport_kind found = {.struct_size = sizeof found};
     const size_t bytes = strcspn(kind, "/");
-    *apart = kind[bytes] != '\0';
     for (uint32_t i = 0; kvf_transport_describe(i, &found) == KVF_OK; i++)
         if (strlen(found.name) == bytes && strncmp(found.name, kind, bytes) == 0)
             return found;
@@ -49,14 +52,11 @@ static kvf_transport_kind fabric_of(const char *kind, bool *apart) {
 
 /* Whether the kind is memory of this host that cannot be mapped. */
 static bool is_brought(const char *kind) {
-    bool apart;
-    const kvf_transport_kind fabric = fabric_of(kind, &apart);
-    return apart && fabric.reach == KVF_REACH_HOST;
+    return is_apart(kind) && fabric_of(kind).reach == KVF_REACH_HOST;
 }
 
 bool kvf_cost_has_lists(const char *kind) {
-    bool apart;
-    return fabric_of(kind, &apart).lists && !is_brought(kind);
+    return fabric_of(kind).lists && !is_brought(kind);
 }
 
 /* Packed, where the copies of the two sides cost this. */
@@ -81,13 +81,11 @@ static kvf_cost_model assume_packed(const char *kind, const kvf_cost_model *fabr
 
 void kvf_cost_assume(kvf_assumed_cost *cost, const char *kind, uint32_t slot_bytes, uint32_t devices) {
     kvf_cost_model fabric;
-    bool apart;
     kind = kvf_cost_assumed(kind, &fabric);
-    (void)fabric_of(kind, &apart);
     const kvf_copy_price core = kvf_cost_copying();
     const double calls = DRIVER_CALLS_PER_SLOT * NS_PER_DRIVER_CALL / slot_bytes;
     /* Assumed: a fabric that emulates brings memory of devices to the host itself. */
-    const double in_device = apart ? 2 * NS_PER_BYTE_TO_HOST : NS_PER_BYTE_IN_DEVICE;
+    const double in_device = is_apart(kind) ? 2 * NS_PER_BYTE_TO_HOST : NS_PER_BYTE_IN_DEVICE;
     const kvf_copy_price device[KVF_ARENAS] = {
         [KVF_MEMORY_HOST] = {NS_PER_PIECE_TO_HOST, NS_PER_BYTE_TO_HOST + calls},
         [KVF_MEMORY_CUDA] = {NS_PER_PIECE_IN_DEVICE, in_device + calls}};
@@ -308,8 +306,7 @@ kvf_status kvf_way_predict_in(const kvf_plan *plan, uint32_t source, uint64_t to
     found.runs = runs.runs;
     const char *assumed = kvf_cost_assumed(kind, &(kvf_cost_model){0});
     const kvf_prices direct = prices_of(&cost.direct);
-    bool apart;
-    const uint32_t needed = 1u << local | 1u << remote, kinds = fabric_of(assumed, &apart).memory_kinds;
+    const uint32_t needed = 1u << local | 1u << remote, kinds = fabric_of(assumed).memory_kinds;
     const bool packed_only = kvf_plan_converts(plan) || (needed & ~kinds) != 0;
     found.direct_ns = packed_only ? 0 : kvf_cost_predict(&direct, found.runs, found.bytes);
     const bool gains = kvf_cost_may_pack(plan, kvf_cost_has_lists(assumed));
