@@ -207,6 +207,16 @@ static kvf_status open_copiers(kvf_stage *stage) {
     return status;
 }
 
+static kvf_status copy_convert(kvf_stage *stage) {
+    const uint32_t *given = stage->options.convert;
+    stage->options.convert = NULL; /* the caller's */
+    if (!given)
+        return KVF_OK;
+    stage->convert =
+        kvf_copy(given, kvf_model_group_count(kvf_shard_model(stage->shard)), sizeof *stage->convert);
+    return stage->convert ? KVF_OK : kvf_nomem("a stage");
+}
+
 kvf_status kvf_stage_open(kvf_transport *transport, const kvf_shard *shard, const kvf_stage_options *options,
                           kvf_stage **out) {
     return kvf_stage_open_at(transport, shard, options, &kvf_monotonic, out);
@@ -234,13 +244,8 @@ kvf_status kvf_stage_open_at(kvf_transport *transport, const kvf_shard *shard,
     kvf_status status = take_options(&stage->options, options);
     if (!status && !stage->options.assumed_costs)
         (void)kvf_cost_calibrate();
-    const uint32_t *convert = stage->options.convert;
-    if (!status && convert) {
-        stage->convert =
-            kvf_copy(convert, kvf_model_group_count(kvf_shard_model(shard)), sizeof *stage->convert);
-        status = stage->convert ? KVF_OK : kvf_nomem("a stage");
-    }
-    stage->options.convert = NULL; /* the caller's */
+    if (!status)
+        status = copy_convert(stage);
     if (!status)
         status = kvf_stage_check_memory(stage);
     if (!status)
