@@ -556,16 +556,16 @@ static void await_word(int fd) {
     assert_int_equal(read(fd, &word, 1), 1);
 }
 
-/* A process that asks the owner to write what `writer` has, and then waits. It says "h" after HELLO, and "w" after it
- * was let in and has asked. The caller ends it. */
-static pid_t have_a_writer(int *says) {
+/* A process that asks the owner to write what `writer` has, and then waits. It claims to know the owner's memory of this
+ * generation. It says "h" after HELLO, and "w" after it was let in and has asked. The caller ends it. */
+static pid_t have_a_writer(int *says, uint64_t generation) {
     const kvf_cuda_write write_one = {.header = {CUDA_WRITE, 1}, .runs = {{.bytes = BYTES}}};
     kvf_cuda_memory memory = {.header = {CUDA_MEMORY, 1}};
     kvf_cuda_card card;
     kvf_cuda_region regions[2];
     kvf_cuda_hello hello = good_hello();
     int said[2];
-    hello.generation = kvf_transport_oldest(owner.transport);
+    hello.generation = generation;
     part_of(&writer, &memory.card, regions);
     memory.card.region_count = 1;
     memory.generation = UINT64_MAX;
@@ -595,13 +595,12 @@ static pid_t have_a_writer(int *says) {
 
 /* It was KVF_OK: a writer that has ended counted as a reader that has ended, and the memory could be freed or unmapped
  * while kernels of the owner wrote it. */
-static void memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_has_died(void **state) {
-    (void)state;
-    DEVICES_ARE_STAND_INS();
+static void memory_is_not_given_back_while_kernels_write_it_for(bool of_a_liar) {
     int says;
     both_open();
     kvf_peer_close(peer);
-    const pid_t process = have_a_writer(&says);
+    const pid_t process =
+        have_a_writer(&says, of_a_liar ? UINT64_MAX : kvf_transport_oldest(owner.transport));
     devices_delay(HOUR_NS);
     await_word(says);
     run_rounds();
@@ -622,6 +621,19 @@ static void memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_ha
     assert_ok(kvf_transport_unregister_region(owner.transport, 0));
     assert_written(BYTES);
     both_close();
+}
+
+static void memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_has_died(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    memory_is_not_given_back_while_kernels_write_it_for(false);
+}
+
+/* It was KVF_OK, for the writer claimed to know memory that comes later. */
+static void memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_lies(void **state) {
+    (void)state;
+    DEVICES_ARE_STAND_INS();
+    memory_is_not_given_back_while_kernels_write_it_for(true);
 }
 
 /* ---- closing ------------------------------------------------------------------------------------- */
@@ -857,6 +869,7 @@ int main(int argument_count, char **arguments) {
         cmocka_unit_test(a_reader_that_was_killed_is_gone_though_a_child_keeps_its_socket),
         cmocka_unit_test(a_reader_that_connects_while_a_region_is_taken_back_stays_connected),
         cmocka_unit_test(memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_has_died),
+        cmocka_unit_test(memory_is_not_given_back_while_kernels_write_it_for_a_writer_that_lies),
         cmocka_unit_test_teardown(an_owner_that_has_no_room_for_us_lives, stop_counting_memory),
         cmocka_unit_test_teardown(an_owner_without_memory_to_hear_us_lives, stop_counting_memory),
         cmocka_unit_test(an_owner_that_cannot_answer_us_refuses_us),

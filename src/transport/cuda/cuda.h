@@ -72,7 +72,7 @@ typedef struct kvf_cuda_client {
     bool refused; /* we wait until it hangs up */
     bool gone;    /* has hung up, but our kernels still read for it */
     uint64_t accepted_ns, refused_ns;
-    uint64_t generation;
+    uint64_t oldest; /* kvf_transport_oldest() when it came: it knows no region that was gone by then */
     unsigned char from[CUDA_ID_BYTES];
     char name[CUDA_NAME_BYTES];
     /* The memory that it writes from, as far as it has told us, and our connection to it. */

@@ -172,7 +172,7 @@ static void take_hello(kvf_cuda_client *client, const kvf_cuda_packet *packet) {
     if (client->refused)
         return;
     client->known = true;
-    client->generation = hello->generation;
+    client->oldest = oldest;
     memcpy(client->from, hello->from, CUDA_ID_BYTES);
     memcpy(client->name, hello->name, sizeof client->name);
     client->name[sizeof client->name - 1] = '\0';
@@ -247,12 +247,13 @@ static kvf_status check_writes(const kvf_cuda_client *client, const char *was) {
         client->name, (long)client->process, seconds_refused(client), was);
 }
 
-/* A client whose process has ended reads no more, though a forked child may keep its socket. */
+/* A client is judged by when it came and not by what it says. One whose process has ended reads no more, though a forked
+ * child may keep its socket. */
 kvf_status kvf_cuda_owner_take_back(kvf_cuda_endpoint *endpoint) {
     const uint64_t oldest = kvf_transport_oldest(endpoint->transport);
     kvf_status status = KVF_OK;
     for (kvf_cuda_client *client = endpoint->clients; client; client = client->following) {
-        if (!client->known || client->generation >= oldest)
+        if (!client->known || client->oldest == oldest)
             continue;
         refuse(client, CUDA_REFUSED_GENERATION, oldest);
         if (check_writes(client, "told to let go of the memory"))
