@@ -81,6 +81,26 @@ static void strangers_without_the_key_are_hung_up_on(void **state) {
     side_close(&owner);
 }
 
+/* Whatever it claims to know. */
+static void a_client_is_hung_up_on_when_memory_is_taken_back(void **state) {
+    (void)state;
+    static const uint64_t claims[] = {0, 1000, UINT64_MAX};
+    for (size_t i = 0; i < sizeof claims / sizeof *claims; i++) {
+        test_side owner;
+        side_open(&owner, &raw_brought, 2);
+        const kvf_shm_card card = raw_card(&owner);
+        kvf_shm_hello hello = {.header = {SHM_HELLO, 0}, .version = SHM_VERSION, .generation = claims[i]};
+        memcpy(hello.key, card.key, sizeof hello.key);
+        const int fd = raw_connect(&card);
+        raw_send(fd, &hello, sizeof hello, -1);
+        assert_false(raw_hung_up(&owner, fd));
+        assert_int_equal(kvf_transport_unregister_region(owner.transport, 0), KVF_OK);
+        assert_true(raw_hung_up(&owner, fd));
+        (void)close(fd);
+        side_close(&owner);
+    }
+}
+
 static void descriptors_that_nobody_asked_for_are_closed(void **state) {
     (void)state;
     test_side owner;
@@ -330,6 +350,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_that_say_nothing_keep_nobody_out),
         cmocka_unit_test(strangers_without_the_key_are_hung_up_on),
+        cmocka_unit_test(a_client_is_hung_up_on_when_memory_is_taken_back),
         cmocka_unit_test(descriptors_that_nobody_asked_for_are_closed),
         cmocka_unit_test(garbage_is_hung_up_on),
         cmocka_unit_test(buffers_that_could_make_the_owner_fault_are_hung_up_on),
