@@ -427,6 +427,7 @@ void kvf_agent_close(kvf_agent *agent) {
         kvf_remote_free(agent->all_remotes);
     while (agent->all_sessions)
         kvf_session_free(agent->all_sessions);
+    kvf_alarms_free(&agent->remote_times);
     kvf_alarms_free(&agent->session_times);
     kvf_peers_forget(agent);
     kvf_stage_close(agent->stage);

@@ -211,6 +211,7 @@ struct kvf_agent {
     uint32_t lost;
     kvf_remote *remotes; /* by name */
     kvf_remote *all_remotes;
+    kvf_remote *meetings;        /* those that are being met, by route */
     kvf_geometry *geometries;    /* of these engines, by their descriptions of their shards */
     kvf_push_shape *push_shapes; /* of ranks that we may write to, likewise */
     kvf_ticket *tickets;
@@ -227,6 +228,7 @@ struct kvf_agent {
     kvf_sweep early_sweep, flow_sweep; /* over `early` and `flows` */
     kvf_sweep session_sweep;           /* over all_sessions */
     kvf_alarms session_times;          /* when each is to be looked at by itself */
+    kvf_alarms remote_times;           /* of all_remotes, likewise */
     uint64_t next_ticket;
     uint64_t next_lease;         /* counts leases; hold.c makes generations from it */
     uint8_t lease_key[16];       /* random */

@@ -27,11 +27,8 @@ static kvf_session *greeting_on(kvf_agent *agent, kvf_route route) {
 
 static kvf_remote *meeting_on(kvf_agent *agent, kvf_route route) {
     kvf_remote *remote;
-    DL_FOREACH(agent->all_remotes, remote) {
-        if (remote->route == route && !remote->ready && !remote->stale)
-            return remote;
-    }
-    return NULL;
+    HASH_FIND(hh_route, agent->meetings, &route, sizeof route, remote);
+    return remote;
 }
 
 /* Another process answers at the peer's endpoint. */

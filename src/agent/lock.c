@@ -99,6 +99,7 @@ uint64_t kvf_next_due(const kvf_agent *agent) {
     due = kvf_min_u64(due, agent->tickets_due);
     due = kvf_min_u64(due, kvf_sweep_next(&agent->session_sweep));
     due = kvf_min_u64(due, kvf_alarms_next(&agent->session_times));
+    due = kvf_min_u64(due, kvf_alarms_next(&agent->remote_times));
     due = kvf_min_u64(due, kvf_sweep_next(&agent->early_sweep));
     return kvf_min_u64(due, kvf_sweep_next(&agent->flow_sweep));
 }

@@ -106,8 +106,7 @@ static void tick(kvf_agent *agent, uint64_t now) {
     kvf_sessions_tick(agent, now);
     if (all_is_due || now >= agent->tickets_due)
         tick_tickets(agent, now);
-    if (all_is_due)
-        kvf_remotes_tick(agent, now);
+    kvf_remotes_tick(agent, now);
 }
 
 /* A process that wakes from a long stop first gives up the flows that it may no longer write. */

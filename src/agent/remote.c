@@ -15,11 +15,36 @@ static const char *text_or_empty(const char *text) {
     return text ? text : "";
 }
 
+/* Requests a tick: the agent may know thousands of others, which are not looked at. */
+static void due(kvf_remote *remote, uint64_t when) {
+    kvf_alarm_by(&remote->agent->remote_times, &remote->time, when);
+}
+
+static void due_now(kvf_remote *remote) {
+    due(remote, kvf_agent_now(remote->agent));
+}
+
+/* Its contact's answers are for nobody. */
+static void end_meeting(kvf_remote *remote) {
+    if (remote->hh_route.tbl)
+        HASH_DELETE(hh_route, remote->agent->meetings, remote);
+    memset(&remote->hh_route, 0, sizeof remote->hh_route);
+}
+
+static void leave(kvf_remote_rank *rank) {
+    DL_DELETE(rank->session->ranks, rank);
+    rank->session = NULL;
+}
+
 void kvf_remote_free(kvf_remote *remote) {
     kvf_agent *agent = remote->agent;
     kvf_remote_stale(remote);
+    for (uint32_t i = 0; remote->ranks && i < remote->rank_count; i++)
+        if (remote->ranks[i].session)
+            leave(&remote->ranks[i]);
     if (remote->prev)
         DL_DELETE(agent->all_remotes, remote);
+    kvf_alarms_leave(&agent->remote_times, &remote->time);
     if (remote->route)
         kvf_link_disconnect(agent->link, remote->route);
     kvf_geometry_leave(remote);
@@ -35,10 +60,15 @@ void kvf_remote_free(kvf_remote *remote) {
     kvf_free(remote);
 }
 
-kvf_remote_rank *kvf_remote_rank_of(kvf_remote *remote, const kvf_session *session) {
-    bool has = remote->ranks && session->rank < remote->rank_count &&
-               remote->ranks[session->rank].session == session;
-    return has ? &remote->ranks[session->rank] : NULL;
+void kvf_remotes_leave(kvf_session *session, bool lost) {
+    while (session->ranks) {
+        kvf_remote *remote = session->ranks->remote;
+        leave(session->ranks);
+        if (lost)
+            kvf_remote_stale(remote);
+        else
+            due_now(remote); /* it may be forgotten with its last session */
+    }
 }
 
 /* Requests to come do not find it. */
@@ -51,16 +81,17 @@ static void hide(kvf_remote *remote) {
 void kvf_remote_stale(kvf_remote *remote) {
     remote->stale = true;
     hide(remote);
+    end_meeting(remote);
     if (!remote->plan)
         kvf_geometry_leave(remote); /* if it was the maker, another engine takes over */
-    remote->agent->due = 0;
+    due_now(remote);
 }
 
 static void hello(kvf_remote *remote, uint64_t now) {
     remote->hello_pause =
         remote->hello_pause ? kvf_min_u64(2 * remote->hello_pause, LONGEST_PAUSE) : FIRST_PAUSE;
     remote->hello_next = now + remote->hello_pause;
-    kvf_agent_due(remote->agent, remote->hello_next);
+    due(remote, remote->hello_next);
     kvf_hello_send(remote->agent, remote->route, remote->agent->digest, true, remote->gathering.count, false);
 }
 
@@ -77,8 +108,10 @@ static kvf_status check_contact(const kvf_agent *agent, const kvf_contact *conta
 
 static kvf_status make_remote(kvf_agent *agent, const kvf_contact *contact, kvf_remote **out) {
     kvf_remote *remote = kvf_alloc0(1, sizeof *remote);
-    if (!remote)
+    if (!remote || kvf_alarms_join(&agent->remote_times, &remote->time)) {
+        kvf_free(remote);
         return kvf_nomem("a remote engine");
+    }
     remote->agent = agent;
     DL_APPEND(agent->all_remotes, remote);
     remote->name = kvf_strdup(contact->engine);
@@ -91,7 +124,8 @@ static kvf_status make_remote(kvf_agent *agent, const kvf_contact *contact, kvf_
         status = kvf_link_connect(agent->link, remote->endpoint, remote->public_key, &remote->route);
     if (!status) {
         HASH_ADD_KEYPTR(hh, agent->remotes, remote->name, strlen(remote->name), remote);
-        if (!remote->hh.tbl)
+        HASH_ADD(hh_route, agent->meetings, route, sizeof remote->route, remote);
+        if (!remote->hh.tbl || !remote->hh_route.tbl)
             status = kvf_nomem("a remote engine");
     }
     if (status) {
@@ -134,7 +168,10 @@ void kvf_remote_drop(kvf_remote *remote) {
         return;
     remote->users--;
     remote->last_used = kvf_agent_now(remote->agent);
-    kvf_agent_due(remote->agent, remote->stale ? 0 : remote->last_used + remote->agent->options.idle_ns);
+    if (remote->stale)
+        due_now(remote);
+    else
+        due(remote, remote->last_used + remote->agent->options.idle_ns);
 }
 
 /* ---- meeting --------------------------------------------------------------------------------- */
@@ -195,6 +232,7 @@ static void call_some(kvf_remote *remote) {
 
 static void become_ready(kvf_remote *remote) {
     kvf_agent *agent = remote->agent;
+    end_meeting(remote);
     kvf_link_disconnect(agent->link, remote->route);
     remote->route = 0;
     remote->ready = true;
@@ -222,7 +260,7 @@ static void go_on(kvf_remote *remote) {
     else if (remote->targets && remote->targets_called == remote->target_count)
         become_ready(remote);
     else
-        remote->agent->due = 0;
+        due_now(remote);
 }
 
 void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_welcome *welcome) {
@@ -247,7 +285,7 @@ void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_wel
         return;
     }
     remote->gathered = true;
-    agent->due = 0;
+    due_now(remote);
 }
 
 void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) {
@@ -258,26 +296,39 @@ void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail) 
     agent->hooks->unmet(remote, status, words);
 }
 
+static bool is_in_use(const kvf_remote *remote) {
+    bool in_use = remote->users > 0;
+    for (uint32_t i = 0; remote->ready && !remote->stale && i < remote->rank_count && !in_use; i++)
+        in_use = remote->ranks[i].session != NULL;
+    return in_use;
+}
+
+/* May free it. */
+static void tick_remote(kvf_remote *remote, uint64_t now) {
+    const uint64_t idle_at = remote->last_used + remote->agent->options.idle_ns;
+    if ((remote->stale || now >= idle_at) && !is_in_use(remote))
+        kvf_remote_free(remote);
+    else if (remote->ready && now < idle_at)
+        due(remote, idle_at);
+    else if (remote->ready || remote->stale)
+        return; /* its last user, or session, requests a tick */
+    else if (remote->gathered)
+        go_on(remote);
+    else if (now >= remote->hello_next)
+        hello(remote, now);
+    else
+        due(remote, remote->hello_next);
+}
+
+static kvf_remote *remote_at(kvf_alarm *time) {
+    return (kvf_remote *)((char *)time - offsetof(kvf_remote, time));
+}
+
 void kvf_remotes_tick(kvf_agent *agent, uint64_t now) {
-    kvf_remote *remote, *next;
-    DL_FOREACH_SAFE(agent->all_remotes, remote, next) {
-        bool idle = !remote->stale && now - remote->last_used >= agent->options.idle_ns;
-        bool in_use = remote->users > 0;
-        for (uint32_t i = 0; remote->ready && i < remote->rank_count && !in_use; i++)
-            in_use = remote->ranks[i].session != NULL && !remote->stale;
-        if (!in_use && (remote->stale || idle)) {
-            kvf_remote_free(remote);
-            continue;
-        }
-        if (remote->ready || remote->stale)
-            continue;
-        if (remote->gathered) {
-            go_on(remote);
-            continue;
-        }
-        if (now >= remote->hello_next)
-            hello(remote, now);
-        else
-            kvf_agent_due(agent, remote->hello_next);
+    kvf_alarms *times = &agent->remote_times;
+    const uint64_t turns = times->turns; /* what a tick requests at once is for the next round */
+    for (kvf_alarm *first; (first = kvf_alarms_first(times)) && first->at <= now && first->turn <= turns;) {
+        kvf_alarm_set(times, first, UINT64_MAX);
+        tick_remote(remote_at(first), now);
     }
 }

@@ -41,7 +41,9 @@ struct kvf_remote {
     uint64_t last_used;
     char detail[256]; /* why meeting has not worked so far */
     kvf_status status;
+    kvf_alarm time;          /* in agent->remote_times */
     UT_hash_handle hh;       /* agent->remotes, by name */
+    UT_hash_handle hh_route; /* agent->meetings, by route; ended when ready or stale */
     kvf_remote *prev, *next; /* agent->all_remotes */
 };
 
@@ -52,9 +54,9 @@ void kvf_remote_welcome(kvf_remote *remote, const uint8_t *digest, const kvf_wel
 /** Meeting failed for good: all tickets that wait for it fail. */
 void kvf_remote_fail(kvf_remote *remote, kvf_status status, const char *detail);
 void kvf_remote_stale(kvf_remote *remote);
-/** The rank of a remote engine that a session is with; NULL: none. */
-kvf_remote_rank *kvf_remote_rank_of(kvf_remote *remote, const kvf_session *session);
+/** A session has ended: no remote engine has it. `lost`: they are stale. */
+void kvf_remotes_leave(kvf_session *session, bool lost);
 void kvf_remote_free(kvf_remote *remote);
-void kvf_remotes_tick(kvf_agent *agent, uint64_t now);
+void kvf_remotes_tick(kvf_agent *agent, uint64_t now); /**< ticks those that are due */
 
 #endif

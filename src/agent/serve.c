@@ -51,17 +51,9 @@ static void let_streams_go(const kvf_session *session) {
 }
 
 static void hide_session(kvf_session *session, bool lost) {
-    kvf_remote *remote, *next;
     if (lost)
         let_streams_go(session);
-    DL_FOREACH_SAFE(session->agent->all_remotes, remote, next) {
-        kvf_remote_rank *rank = kvf_remote_rank_of(remote, session);
-        if (!rank)
-            continue;
-        if (lost)
-            kvf_remote_stale(remote);
-        rank->session = NULL;
-    }
+    kvf_remotes_leave(session, lost);
 }
 
 /* The consumer is told that its expectations are not known here. It then shuts out what writes by now: nothing else may

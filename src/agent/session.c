@@ -110,6 +110,12 @@ kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t 
     return KVF_OK;
 }
 
+static void have(kvf_remote *remote, kvf_remote_rank *rank, kvf_session *session) {
+    rank->remote = remote;
+    rank->session = session;
+    DL_APPEND(session->ranks, rank);
+}
+
 kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) {
     kvf_remote_rank *there = &remote->ranks[rank];
     if (there->session) {
@@ -120,7 +126,8 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
     kvf_session *session;
     HASH_FIND(hh_client, agent->servers, &there->incarnation, sizeof there->incarnation, session);
     if (session && session->rank == rank && strcmp(session->engine, remote->name) == 0) {
-        *out = there->session = session; /* an engine met anew may have ranks we know */
+        have(remote, there, session); /* an engine met anew may have ranks we know */
+        *out = session;
         return KVF_OK;
     }
     session = kvf_session_make(agent, remote->name, rank);
@@ -148,7 +155,7 @@ kvf_status kvf_session_to(kvf_remote *remote, uint32_t rank, kvf_session **out) 
         kvf_session_free(session);
         return status;
     }
-    there->session = session;
+    have(remote, there, session);
     DL_APPEND(agent->all_sessions, session);
     kvf_session_hello(session, kvf_agent_now(agent));
     *out = session;
@@ -369,7 +376,6 @@ static void tick_session(kvf_session *session, uint64_t now) {
         agent->stats.peers_evicted++;
         hide(session, false);
         session->state = KVF_SESSION_LOST;
-        agent->due = 0; /* its engine may be forgotten with its last session */
     } else {
         /* Also while it is in use: otherwise a time in the past would be due again and again. */
         bool again = is_in_use(session) || is_unused_for_long(session, now);

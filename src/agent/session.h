@@ -128,6 +128,7 @@ struct kvf_session {
     uint8_t digest[KVF_WIRE_DIGEST_BYTES]; /* outgoing: of its facts */
     kvf_wire_buffer introduction;          /* outgoing: ours, if it is not our usual one */
     kvf_source *sources;                   /* outgoing: the requests that we have at it */
+    struct kvf_remote_rank *ranks;         /* outgoing: places in engines; several if one was met anew */
     bool joined, joining;                  /* outgoing: it has our card, or is being sent it */
     bool joins_again;                      /* incoming: it was told that we have forgotten the session */
     bool renamed;                          /* incoming: it may not know the session's new id yet */

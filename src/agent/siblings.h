@@ -12,7 +12,9 @@
 typedef struct kvf_remote_rank {
     char *endpoint, *public_key;
     uint64_t incarnation;
-    struct kvf_session *session; /* ours with it; NULL: none */
+    struct kvf_session *session;         /* ours with it; NULL: none */
+    struct kvf_remote *remote;           /* if there is one: the engine, and */
+    struct kvf_remote_rank *prev, *next; /* the session's list */
 } kvf_remote_rank;
 
 /* What all shards of an engine may take, beside 32 KiB for each: a shard of a few hundred bytes may name 2^18 regions. */
