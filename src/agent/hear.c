@@ -78,7 +78,9 @@ static kvf_status take_welcome(kvf_session *session, const kvf_welcome *welcome)
         session->heartbeat_ns =
             kvf_min_u64(session->heartbeat_ns, kvf_max_u64(welcome->lease_ns, KVF_SHORTEST_LEASE) / 6);
     session->next_beat = kvf_agent_now(agent) + session->heartbeat_ns;
-    kvf_agent_due(agent, session->sources ? 0 : session->next_beat); /* tickets that waited for it go on */
+    kvf_session_due(session, session->sources ? 0 : session->next_beat);
+    if (session->sources) /* tickets that waited for it go on */
+        kvf_tickets_due(agent, 0);
     kvf_calls_bind(session, forgotten);
     return KVF_OK;
 }

@@ -105,23 +105,24 @@ static void requests_beyond_the_spare_ones_are_freed(void **state) {
 }
 
 /* An agent may know thousands of peers: what it has to do with one of them must not take longer for that. */
-static void a_request_does_not_look_at_the_sessions_of_others(void **state) {
+static void requests_and_peers_that_are_forgotten_make_nobody_look_at_all_sessions(void **state) {
     (void)state;
     world w;
-    uint32_t passes[2];
     open_three(&w, SHAPE("P", 64), OTHER("D"), SHAPE("E", 64));
+    kvf_agent *agent = w.d.agents[0];
     pull_from(&w, &w.p, "a", 10, 3);
     pull_from(&w, &w.e, "b", 30, 4);
     world_run_for(&w, MS);
-    for (uint32_t i = 0; i < 2; i++) {
-        const kvf_session *session = w.d.agents[0]->all_sessions;
-        for (passes[i] = 0; session; session = session->next)
-            passes[i] += session->pass;
-        assert_true(passes[i] > 0);
-        pull_from(&w, &w.e, i ? "d" : "c", 10, 5 + i);
-        world_run_for(&w, 100 * MS); /* the times by which calls would have been repeated */
+    const uint32_t before = agent->session_sweep.pass;
+    for (uint32_t i = 0; i < 6; i++) {
+        pull_from(&w, &w.e, (const char[]){(char)('c' + i), '\0'}, 10, 5 + i);
+        world_run_for(&w, 100 * MS); /* also the times by which calls would have been repeated */
     }
-    assert_int_equal(passes[0], passes[1]);
+    assert_int_equal(world_stats(agent).peers_evicted, 2); /* the ranks of P */
+    assert_int_equal(agent->session_sweep.pass, before);
+    kvf_sessions_due(agent);
+    world_run_for(&w, MS);
+    assert_int_equal(agent->session_sweep.pass, before + 1);
     world_quiet(&w);
     world_close(&w);
 }
@@ -162,7 +163,7 @@ int main(void) {
         cmocka_unit_test(the_second_engine_of_a_shape_is_read_by_the_plan_of_the_first),
         cmocka_unit_test(a_pull_leaves_its_request_to_the_next_of_the_shape),
         cmocka_unit_test(requests_beyond_the_spare_ones_are_freed),
-        cmocka_unit_test(a_request_does_not_look_at_the_sessions_of_others),
+        cmocka_unit_test(requests_and_peers_that_are_forgotten_make_nobody_look_at_all_sessions),
         cmocka_unit_test(an_engine_with_more_blocks_has_a_plan_of_its_own),
         cmocka_unit_test(the_second_engine_of_a_shape_is_written_to_by_the_plans_of_the_first),
     };
