@@ -5,7 +5,7 @@
 kvf_status kvf_alarms_join(kvf_alarms *all, kvf_alarm *alarm) {
     if (all->joined + 2 > all->room) {
         const size_t room = all->room ? 2 * all->room : FIRST_ROOM;
-        kvf_alarm **heap = kvf_resize(all->heap, room, sizeof(kvf_alarm *));
+        struct kvf_alarm_place *heap = kvf_resize(all->heap, room, sizeof *heap);
         if (!heap)
             return kvf_nomem("a time");
         all->heap = heap;
@@ -16,17 +16,17 @@ kvf_status kvf_alarms_join(kvf_alarms *all, kvf_alarm *alarm) {
     return KVF_OK;
 }
 
-static bool is_before(const kvf_alarm *a, const kvf_alarm *b) {
-    return a->at < b->at || (a->at == b->at && a->turn < b->turn);
+static bool is_before(struct kvf_alarm_place a, struct kvf_alarm_place b) {
+    return a.at < b.at || (a.at == b.at && a.alarm->turn < b.alarm->turn);
 }
 
-static void put(kvf_alarms *all, kvf_alarm *alarm, size_t place) {
+static void put(kvf_alarms *all, struct kvf_alarm_place alarm, size_t place) {
     all->heap[place] = alarm;
-    alarm->place = place;
+    alarm.alarm->place = place;
 }
 
-/* Moves a alarm from a place, which is free, to where it belongs. */
-static void sift(kvf_alarms *all, kvf_alarm *alarm, size_t place) {
+/* Moves an alarm from a place, which is free, to where it belongs. */
+static void sift(kvf_alarms *all, struct kvf_alarm_place alarm, size_t place) {
     while (place > 1 && is_before(alarm, all->heap[place / 2])) {
         put(all, all->heap[place / 2], place);
         place /= 2;
@@ -43,9 +43,9 @@ static void sift(kvf_alarms *all, kvf_alarm *alarm, size_t place) {
 
 static void take_out(kvf_alarms *all, kvf_alarm *alarm) {
     const size_t place = alarm->place;
-    kvf_alarm *last = all->heap[all->count--];
+    const struct kvf_alarm_place last = all->heap[all->count--];
     alarm->place = 0;
-    if (last != alarm)
+    if (last.alarm != alarm)
         sift(all, last, place);
 }
 
@@ -59,7 +59,7 @@ void kvf_alarm_set(kvf_alarms *all, kvf_alarm *alarm, uint64_t at) {
     const size_t place = alarm->place ? alarm->place : ++all->count;
     alarm->at = at;
     alarm->turn = ++all->turns;
-    sift(all, alarm, place);
+    sift(all, (struct kvf_alarm_place){at, alarm}, place);
 }
 
 void kvf_alarms_leave(kvf_alarms *all, kvf_alarm *alarm) {

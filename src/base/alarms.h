@@ -14,9 +14,15 @@ typedef struct kvf_alarm {
     bool joined;
 } kvf_alarm;
 
+/* Times stand in the heap, so that alarms, which are all over memory, are looked at where times are equal only. */
+struct kvf_alarm_place {
+    uint64_t at;
+    kvf_alarm *alarm;
+};
+
 /** Zeroed: empty. */
 typedef struct kvf_alarms {
-    kvf_alarm **heap; /* [place]; place 0 is not used */
+    struct kvf_alarm_place *heap; /* [place]; place 0 is not used */
     size_t count, room, joined;
     uint64_t turns;
 } kvf_alarms;
@@ -38,12 +44,12 @@ static inline void kvf_alarm_by(kvf_alarms *all, kvf_alarm *alarm, uint64_t at) 
 
 /** The alarm that is due first; NULL: none is due ever. */
 static inline kvf_alarm *kvf_alarms_first(const kvf_alarms *all) {
-    return all->count > 0 ? all->heap[1] : NULL;
+    return all->count > 0 ? all->heap[1].alarm : NULL;
 }
 
 /** When that is; UINT64_MAX: never. */
 static inline uint64_t kvf_alarms_next(const kvf_alarms *all) {
-    return all->count > 0 ? all->heap[1]->at : UINT64_MAX;
+    return all->count > 0 ? all->heap[1].at : UINT64_MAX;
 }
 
 /** All alarms have left. */
