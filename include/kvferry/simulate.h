@@ -13,10 +13,13 @@
  *   engines    a prefill engine computes prompts one after the other, a decode engine makes the tokens of all its
  *              sequences at an even pace. A request goes to the less loaded of two engines drawn at random
  *
- *   arrived -> waits for a prefill engine -> computed -> waits for blocks of a decode engine -> handed over -> decoded
+ * Requests go one of two ways, see `push_tokens`: the decode engine reads, by kvf_agent_pull(), or the prefill engine
+ * writes, by kvf_agent_push(), while it still computes:
  *
- * The decode engine reads, by kvf_agent_pull(). Nothing is read or written but block tables: a simulation needs no memory
- * for caches.
+ *   arrived -> waits for a prefill engine -> computed -> waits for blocks of a decode engine -> handed over -> decoded
+ *   arrived -> waits for blocks of a decode engine -> waits for a prefill engine -> computed and handed over -> decoded
+ *
+ * Nothing is read or written but block tables: a simulation needs no memory for caches.
  */
 #ifndef KVFERRY_SIMULATE_H
 #define KVFERRY_SIMULATE_H
@@ -63,6 +66,9 @@ typedef struct kvf_simulation_options {
     /** Called about ten times in a second of real time; false ends the simulation. NULL: not called */
     bool (*progress)(void *context, uint64_t now_ns, uint64_t ended);
     void *context;
+    /** 0: decode engines read. Otherwise prefill engines compute prompts in chunks of so many tokens, and write each when it
+     * is computed; states are written with the last one */
+    uint32_t push_tokens;
 } kvf_simulation_options;
 
 /** Durations of requests, accurate to 2%. This struct stays as it is. */
@@ -85,10 +91,12 @@ typedef struct kvf_simulation {
     uint64_t lost;     /**< it was in an engine that was killed, or came when none of a role was there */
     char failure[256]; /**< why the first one failed */
 
-    kvf_simulated_times prefill_wait; /**< until an engine began with the prompt */
-    kvf_simulated_times blocks_wait;  /**< from then computed, until the decode engine had blocks */
-    kvf_simulated_times hand_over;    /**< from then on, or the prompt's end, until all ranks had all bytes */
-    /** Of the same hand-overs: what the slowest rank's bytes and runs would take on links of their own */
+    kvf_simulated_times prefill_wait; /**< for an engine to begin with the prompt */
+    kvf_simulated_times blocks_wait;  /**< for blocks of a decode engine */
+    /** From the prompt's end, and when there were blocks, until all ranks had all bytes */
+    kvf_simulated_times hand_over;
+    /** Of the same hand-overs: what the slowest rank's bytes and runs would take on links of their own; where they are
+     * written, more than `hand_over` if most of them moved before the prompt's end */
     kvf_simulated_times alone;
     kvf_simulated_times until_decode; /**< from arriving until decoding began */
 

@@ -184,6 +184,10 @@ static const option_row rows[] = {
      COMMAND_SIMULATE, NUMBER(prefill_speed, 1u << 30)},
     {"decode-speed", "N", "tokens of each sequence that a decode engine makes in a second", "50",
      COMMAND_SIMULATE, NUMBER(decode_speed, 1u << 30)},
+    {"push-chunk", "N",
+     "prefill engines write every N tokens of a prompt when these are computed (decode engines read it when "
+     "all are)",
+     NULL, COMMAND_SIMULATE, NUMBER(push_tokens, 1u << 30)},
     {"link", "GBIT", "Gbit/s of each rank's link, in each direction", "400", COMMAND_SIMULATE,
      NUMBER(link_gbit, 1u << 20)},
     {"latency", "US", "microseconds that a message takes", "10", COMMAND_SIMULATE,

@@ -64,6 +64,7 @@ typedef struct options {
     uint32_t rate;     /* requests a second; 0: that of the trace, or 1 */
     uint32_t prefill_engines, decode_engines;
     uint32_t prefill_speed, decode_speed; /* tokens a second */
+    uint32_t push_tokens;                 /* 0: decode engines read */
     uint32_t link_gbit, latency_us, run_ns, lease_s;
     uint32_t killed; /* engines */
     bool first_replica;

@@ -149,6 +149,7 @@ static int simulate(job *j) {
         .seed = o->seed,
         .progress = on_progress,
         .context = j,
+        .push_tokens = o->push_tokens,
     };
     j->found.struct_size = sizeof j->found;
     j->shown = progress_begin();
@@ -168,13 +169,14 @@ static void add_times(table *to, const char *what, const kvf_simulated_times *ti
     table_cell(to, text_time(times->mean_ns).text);
 }
 
-static bool print_times(const kvf_simulation *f) {
+static bool print_times(const kvf_simulation *f, bool pushes) {
     table times;
     table_start(&times, "|>half within|>90%|>99%|>worst|>mean");
     add_times(&times, "waiting for a prefill engine", &f->prefill_wait);
     add_times(&times, "waiting for blocks to decode in", &f->blocks_wait);
     add_times(&times, "handing over", &f->hand_over);
-    add_times(&times, "of that, bytes on links of their own", &f->alone);
+    add_times(&times, pushes ? "bytes on links of their own" : "of that, bytes on links of their own",
+              &f->alone);
     add_times(&times, "from arriving until decoding", &f->until_decode);
     printf("\n");
     return table_print(&times, 0);
@@ -190,7 +192,7 @@ static int print_found(const job *j) {
     print_labelled("work", "%s requests in %s, %s and %s runs moved", text_count(j->requests.count).text,
                    text_time((double)f->simulated_ns).text, text_bytes(f->bytes).text,
                    text_count(f->runs).text);
-    if (!print_times(f))
+    if (!print_times(f, o->push_tokens > 0))
         return failure("not enough memory");
     printf("\n");
     print_labelled("ends", "%s done, %s failed, %s lost with the %u engines that were killed%s%s",
@@ -229,6 +231,7 @@ static int write_json(const job *j) {
     json_count(out, "prefill_engines", j->asked->prefill_engines);
     json_count(out, "decode_engines", j->asked->decode_engines);
     json_count(out, "agents", f->agents);
+    json_count(out, "push_tokens", j->asked->push_tokens);
     json_count(out, "requests", j->requests.count);
     json_count(out, "done", f->done);
     json_count(out, "failed", f->failed);

@@ -172,7 +172,7 @@ static void count_moved(const flow *f) {
     world->bytes += batch->bytes;
     world->runs += batch->count;
     if (world->moved)
-        world->moved(f->self->host, f->remote->host, batch->runs, batch->count);
+        world->moved(f->self->host, f->remote->host, batch->runs, batch->count, batch->bytes);
 }
 
 static void step(kvf_happening *happening) {

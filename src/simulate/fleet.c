@@ -338,11 +338,14 @@ static uint32_t owner_of(const kvf_host *host, uint32_t region, uint64_t offset,
     return owner;
 }
 
-uint64_t kvf_foreign_runs(const kvf_host *reader, const kvf_host *owner, const kvf_run *runs, size_t count) {
+uint64_t kvf_foreign_runs(const kvf_host *mover, const kvf_host *owner, const kvf_run *runs, size_t count,
+                          uint32_t *request) {
     uint64_t foreign = 0;
+    *request = 0;
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
-        const uint32_t here = owner_of(reader, run->local_region, run->local_offset, run->bytes);
+        const uint32_t here = owner_of(mover, run->local_region, run->local_offset, run->bytes);
+        *request = i > 0 ? *request : here;
         foreign += here == 0 || here != owner_of(owner, run->remote_region, run->remote_offset, run->bytes);
     }
     return foreign;

@@ -86,8 +86,10 @@ bool kvf_engine_take_blocks(kvf_fleet_engine *engine, uint32_t owner, uint64_t t
                             uint32_t *ids);
 void kvf_engine_give_blocks(kvf_fleet_engine *engine, const kvf_group_steps *steps);
 
-/** How many of these runs do not move from blocks of a request to blocks of the same one. */
-uint64_t kvf_foreign_runs(const kvf_host *reader, const kvf_host *owner, const kvf_run *runs, size_t count);
+/** How many of these runs do not move from blocks of a request to blocks of the same one. `request` receives the number of
+ * the one that has the first run's; 0: none has. */
+uint64_t kvf_foreign_runs(const kvf_host *mover, const kvf_host *owner, const kvf_run *runs, size_t count,
+                          uint32_t *request);
 
 /** How many requests, leases and blocks the agents of an engine have. */
 uint64_t kvf_engine_left(const kvf_fleet_engine *engine);

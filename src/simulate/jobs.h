@@ -41,6 +41,10 @@ void kvf_jobs_lose(kvf_deployment *d, kvf_fleet_engine *engine, uint64_t back_at
 void kvf_jobs_at_prefill(kvf_host *host, const kvf_event *event);
 void kvf_jobs_at_decode(kvf_host *host, const kvf_event *event);
 
+/** Bytes of a request have moved to a decode rank. */
+void kvf_jobs_at_run(kvf_deployment *d, const kvf_host *decode, uint32_t number, uint64_t bytes,
+                     uint64_t runs);
+
 /** A number below `below`, by the seed. */
 uint64_t kvf_draw(kvf_deployment *d, uint64_t below);
 

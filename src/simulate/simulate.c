@@ -81,8 +81,12 @@ static void at_look(kvf_happening *happening) {
         kvf_happening_set(&d->world.line, &d->look, d->world.line.now + d->looked_ns);
 }
 
-static void at_run(kvf_host *reader, kvf_host *owner, const kvf_run *runs, size_t count) {
-    ((kvf_deployment *)reader->world)->found->foreign_runs += kvf_foreign_runs(reader, owner, runs, count);
+static void at_run(kvf_host *mover, kvf_host *owner, const kvf_run *runs, size_t count, uint64_t bytes) {
+    kvf_deployment *d = (kvf_deployment *)mover->world;
+    const bool reads = ((const kvf_fleet_engine *)mover->owner)->fleet == &d->decode;
+    uint32_t request;
+    d->found->foreign_runs += kvf_foreign_runs(mover, owner, runs, count, &request);
+    kvf_jobs_at_run(d, reads ? mover : owner, request, bytes, count);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */

@@ -43,7 +43,7 @@ struct kvf_world {
 
     uint64_t messages, message_bytes, bytes, runs;
     /** Looks at the runs of a batch that has moved. */
-    void (*moved)(kvf_host *reader, kvf_host *owner, const kvf_run *runs, size_t count);
+    void (*moved)(kvf_host *mover, kvf_host *owner, const kvf_run *runs, size_t count, uint64_t bytes);
     kvf_status status; /* of what failed where nobody could be told; its sentence is `detail` */
     char detail[256];
 };

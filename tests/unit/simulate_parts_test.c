@@ -186,7 +186,7 @@ static void runs_to_or_from_blocks_of_others_are_foreign(void **state) {
     for (uint32_t i = 0; i < COUNT_OF(orders); i++) {
         scene s;
         kvf_group_steps a, b, other;
-        uint32_t ids[3][4];
+        uint32_t ids[3][4], request;
         open_scene(&s, "llama-3.1-8b", orders[i], false);
         kvf_fleet_engine *one = &s.fleet.engines[0], *two = &s.fleet.engines[1];
         assert_true(kvf_engine_take_blocks(one, 1, 64, &a, ids[0]));
@@ -197,15 +197,17 @@ static void runs_to_or_from_blocks_of_others_are_foreign(void **state) {
                 const kvf_run right = run_of(&s, 0, layer, ids[0][block], ids[1][block]);
                 const kvf_run wrong = run_of(&s, 0, layer, ids[0][block], ids[2][block]);
                 const kvf_run nobodys = run_of(&s, 0, layer, 63, ids[1][block]);
-                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &right, 1), 0);
-                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &wrong, 1), 1);
-                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &nobodys, 1), 1);
+                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &right, 1, &request), 0);
+                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &wrong, 1, &request), 1);
+                assert_int_equal(request, 1);
+                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &nobodys, 1, &request), 1);
+                assert_int_equal(request, 0);
             }
         kvf_run two_blocks =
             run_of(&s, 0, 0, ids[0][1], ids[1][1]); /* and into the one behind it, or the end */
         two_blocks.bytes = kvf_shard_placement(kvf_engine_shard(s.engine, 1), 0, 0, 0)->block_stride + 1;
         kvf_engine_give_blocks(one, &a);
-        assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &two_blocks, 1), 1);
+        assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &two_blocks, 1, &request), 1);
         close_scene(&s);
     }
 }
