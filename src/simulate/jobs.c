@@ -3,6 +3,8 @@
 #include <math.h>
 #include <stdio.h>
 
+#include "agent/agent.h"
+
 typedef enum job_stage {
     JOB_WAITS,    /* for its prefill engine */
     JOB_COMPUTES, /* there */
@@ -168,7 +170,7 @@ static bool take_blocks(kvf_job *job, kvf_fleet_engine *engine, kvf_group_steps 
     return false;
 }
 
-/* Deadlines end what nobody else ends: what is lost is noticed by sessions and leases. */
+/* Nothing should have to wait for a deadline: what is lost is noticed by sessions and leases. */
 static kvf_agent_request request_of(const kvf_job *job, const kvf_group_steps *steps) {
     return (kvf_agent_request){.struct_size = sizeof(kvf_agent_request),
                                .id = {&job->number, sizeof job->number},
@@ -192,11 +194,12 @@ static void ask_all(const kvf_job *job, const kvf_fleet_engine *engine, asking a
     }
 }
 
-/* Its decode engine pulls, or expects. */
+/* Its decode engine pulls, or expects. What is held and was not lent for a lease is held no more. */
 static void want(kvf_job *job, asking ask, uint64_t *tickets) {
     kvf_agent_request request = request_of(job, job->here);
     request.contact = job->prefill->contact;
     request.deadline_ns = 24ull * 3600 * KVF_SECOND;
+    request.patience_ns = job->decode->hosts[0].agent->options.lease_ns;
     job->moving = job->filling = job->decode->fleet->rank_count;
     ask_all(job, job->decode, ask, &request, tickets);
 }

@@ -177,6 +177,58 @@ static void leases_last_while_blocks_are_waited_for(void **state) {
     close_scene(&s);
 }
 
+/* Four chunks, each of which moves while the next is computed: the last is all that is left when the prompt is. */
+static void what_is_computed_is_written_at_once(void **state) {
+    scene s;
+    (void)state;
+    open_scene(&s, "llama-3.1-8b", 1, 2);
+    s.options.prefill.tokens_per_second = 10000;
+    s.options.push_tokens = 256;
+    add(&s, 0, 1024, 0);
+    simulate(&s);
+    const double wire = 1024 * (double)TOKEN_BYTES / LINK * 1e9, computing = 102.4 * (double)MS;
+    assert_int_equal(s.found.done, 1);
+    assert_int_equal(s.found.bytes, 1024u * TOKEN_BYTES);
+    assert_int_equal(s.found.runs, 32 * 2 * 8 * 64);
+    assert_true((double)s.found.alone.worst_ns > wire - 1 && (double)s.found.alone.worst_ns < wire + 1);
+    assert_true((double)s.found.hand_over.worst_ns > wire / 4);
+    assert_true((double)s.found.hand_over.worst_ns < wire / 4 + 16 * LATENCY);
+    assert_true((double)s.found.until_decode.worst_ns >= computing + wire / 4);
+    assert_true((double)s.found.until_decode.worst_ns < computing + wire / 4 + 16 * LATENCY);
+    close_scene(&s);
+}
+
+/* A link that is slower than the engine: nearly all is left to move when the prompt is computed. */
+static void writing_does_not_make_a_link_faster(void **state) {
+    scene s;
+    (void)state;
+    open_scene(&s, "llama-3.1-8b", 1, 1);
+    s.options.push_tokens = 256;
+    add(&s, 0, 1024, 0);
+    simulate(&s);
+    const double wire = 1024 * (double)TOKEN_BYTES / LINK * 1e9;
+    assert_true((double)s.found.hand_over.worst_ns > wire);
+    assert_true((double)s.found.hand_over.worst_ns < wire + 16 * LATENCY);
+    close_scene(&s);
+}
+
+/* What is written needs blocks before it is computed. */
+static void pushed_prompts_wait_for_blocks_first(void **state) {
+    scene s;
+    (void)state;
+    open_scene(&s, "llama-3.1-8b", 1, 1);
+    s.options.prefill.tokens_per_second = 10000;
+    s.options.decode.tokens_per_second = 100;
+    s.options.push_tokens = 1000;
+    add(&s, 0, 5000, 1000); /* half a second, then ten in the decode engine, of whose 256 blocks it has 157 */
+    add(&s, 0, 5000, 1000);
+    simulate(&s);
+    assert_int_equal(s.found.done, 2);
+    assert_true(s.found.blocks_wait.worst_ns > 10 * SECOND && s.found.blocks_wait.worst_ns < 11 * SECOND);
+    assert_int_equal(s.found.prefill_wait.worst_ns, 0);
+    close_scene(&s);
+}
+
 static void draw_requests(scene *s, uint32_t count, uint64_t pause) {
     uint64_t random = 7, at = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -186,8 +238,7 @@ static void draw_requests(scene *s, uint32_t count, uint64_t pause) {
     }
 }
 
-static void engines_that_are_killed_leave_nothing_behind(void **state) {
-    (void)state;
+static void kill_engines(uint32_t push_tokens) {
     uint64_t failed = 0, lost = 0;
     for (uint32_t seed = 1; seed <= 8; seed++) {
         scene s;
@@ -201,10 +252,12 @@ static void engines_that_are_killed_leave_nothing_behind(void **state) {
         s.options.killed = 10;
         s.options.restart_ns = SECOND;
         s.options.seed = seed;
+        s.options.push_tokens = push_tokens;
         draw_requests(&s, 500, 10 * MS);
         simulate(&s);
         assert_int_equal(s.found.killed, 10);
         assert_true(s.found.done > 250);
+        assert_true(s.found.simulated_ns < 60 * SECOND); /* nobody waited for a deadline */
         assert_true(s.found.failed == 0 || s.found.failure[0]);
         failed += s.found.failed;
         lost += s.found.lost;
@@ -213,16 +266,29 @@ static void engines_that_are_killed_leave_nothing_behind(void **state) {
     assert_true(failed > 0 && lost > 0); /* otherwise nothing was tried */
 }
 
-static void when_all_engines_of_a_role_are_dead_requests_are_lost(void **state) {
-    scene s;
+static void engines_that_are_killed_leave_nothing_behind(void **state) {
     (void)state;
-    open_scene(&s, "llama-3.1-8b", 1, 1);
-    s.options.killed = 40;
-    s.options.restart_ns = 3 * SECOND;
-    draw_requests(&s, 300, 20 * MS);
-    simulate(&s);
-    assert_true(s.found.lost > 0 && s.found.done > 0);
-    close_scene(&s);
+    kill_engines(0);
+}
+
+static void engines_that_are_killed_while_they_push_leave_nothing_behind(void **state) {
+    (void)state;
+    kill_engines(500);
+}
+
+static void when_all_engines_of_a_role_are_dead_requests_are_lost(void **state) {
+    (void)state;
+    for (uint32_t push_tokens = 0; push_tokens <= 500; push_tokens += 500) {
+        scene s;
+        open_scene(&s, "llama-3.1-8b", 1, 1);
+        s.options.killed = 40;
+        s.options.restart_ns = 3 * SECOND;
+        s.options.push_tokens = push_tokens;
+        draw_requests(&s, 300, 20 * MS);
+        simulate(&s);
+        assert_true(s.found.lost > 0 && s.found.done > 0);
+        close_scene(&s);
+    }
 }
 
 static void equal_seeds_have_equal_courses(void **state) {
@@ -251,9 +317,10 @@ static void equal_seeds_have_equal_courses(void **state) {
 static void all_kinds_of_caches_are_simulated(void **state) {
     static const char *const models[] = {"gpt-oss-120b", "deepseek-v3", "jamba-1.5-mini", "qwen3-32b"};
     (void)state;
-    for (uint32_t i = 0; i < COUNT_OF(models); i++) {
+    for (uint32_t i = 0; i < 2 * COUNT_OF(models); i++) {
         scene s;
-        open_scene(&s, models[i], 2, 4);
+        open_scene(&s, models[i / 2], 2, 4);
+        s.options.push_tokens = i % 2 * 300;
         s.options.prefill.engine_count = s.options.decode.engine_count = 3;
         s.options.prefill.tokens_per_second = 50000;
         s.options.killed = 1;
@@ -370,7 +437,11 @@ int main(void) {
         cmocka_unit_test(a_rank_that_gives_to_two_is_the_narrow_one),
         cmocka_unit_test(prompts_wait_for_their_engine_and_for_blocks),
         cmocka_unit_test(leases_last_while_blocks_are_waited_for),
+        cmocka_unit_test(what_is_computed_is_written_at_once),
+        cmocka_unit_test(writing_does_not_make_a_link_faster),
+        cmocka_unit_test(pushed_prompts_wait_for_blocks_first),
         cmocka_unit_test(engines_that_are_killed_leave_nothing_behind),
+        cmocka_unit_test(engines_that_are_killed_while_they_push_leave_nothing_behind),
         cmocka_unit_test(when_all_engines_of_a_role_are_dead_requests_are_lost),
         cmocka_unit_test(equal_seeds_have_equal_courses),
         cmocka_unit_test(all_kinds_of_caches_are_simulated),
