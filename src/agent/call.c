@@ -185,7 +185,8 @@ void kvf_calls_bind(kvf_session *session, bool anew) {
 bool kvf_calls_owed(const kvf_session *session, bool unsent) {
     const kvf_call *call;
     for (call = session->calls; call; call = call->hh.next)
-        if ((call->kind == KVF_CALL_RELEASE || call->kind == KVF_CALL_WITHDRAW) &&
+        if ((call->kind == KVF_CALL_RELEASE || call->kind == KVF_CALL_WITHDRAW ||
+             call->kind == KVF_CALL_BEAT) &&
             !(unsent && call->first_sent))
             return true;
     return false;
@@ -236,6 +237,8 @@ void kvf_answer_send(kvf_session *session, const kvf_call_body *call, kvf_answer
     memcpy(answer->session, session->id, sizeof answer->session);
     answer->number = call->number;
     answer->kind = call->kind;
+    if (call->kind == KVF_CALL_WRITTEN)
+        session->written_ns = kvf_agent_now(session->agent);
     if (!answer->detail)
         answer->detail = "";
     kvf_message message = {.kind = KVF_MESSAGE_ANSWER, .answer = *answer};

@@ -331,8 +331,9 @@ static const kvf_records *take_records(kvf_flow *flow) {
 static void tell(kvf_flow *flow) {
     kvf_session *session = flow->session;
     flow->over = true;
-    session->agent->due = 0;
-    if (!flow->push)
+    if (flow->push)
+        kvf_tickets_due(session->agent, 0);
+    else
         session->agent->flow_sweep.due = 0;
     if (flow->withdraw_number)
         answer_withdraw(flow, flow->withdraw_number);
@@ -492,7 +493,7 @@ void kvf_flow_tick(kvf_flow *flow, uint64_t now) {
     if (now >= end_of(flow) && !flow->over)
         kvf_flow_stop(flow, KVF_E_TIMEOUT, "the consumer gave no sign of life for the length of its lease");
     else if (!flow->over)
-        kvf_agent_due(flow->session->agent, end_of(flow));
+        kvf_tickets_due(flow->session->agent, end_of(flow));
     if (kvf_session_is_past(flow->session) || (flow->session->may_hang && leave_hanging(flow->session)))
         kvf_flows_pump(flow->session);
     kvf_flow_poll(flow);

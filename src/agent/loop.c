@@ -243,6 +243,18 @@ static void give_up(kvf_agent *agent) {
     }
 }
 
+/* A producer that was told a moment ago that we have what it wrote may not have heard it yet. When it answers what comes
+ * after that, it has. */
+static void ask_whether_heard(kvf_agent *agent, uint64_t now) {
+    kvf_session *session;
+    DL_FOREACH(agent->all_sessions, session) {
+        kvf_call_body body = {.clock_ns = now};
+        if (session->written_ns && now < session->written_ns + SAYING && session->state == KVF_SESSION_OPEN &&
+            !session->broken_since)
+            (void)kvf_call_start(session, KVF_CALL_BEAT, &body, now + CONFIRMING, true, NULL, NULL, NULL);
+    }
+}
+
 /* Whether a producer has yet to be sent, or else to confirm, that it may free blocks. */
 static bool owes_words(const kvf_agent *agent, bool unsent) {
     const kvf_session *session;
@@ -254,10 +266,10 @@ static bool owes_words(const kvf_agent *agent, bool unsent) {
 }
 
 /*
- * Without these words producers would keep blocks until their leases end. They may also be lost if the producer notices
- * the end of a connection for memory first; so it shall confirm them, unless it has no time for that, such as one that
- * the same thread drives. Meanwhile nothing but messages is looked at, and nothing new begins (hear.c). The time is that
- * of the machine: others, as in simulations, do not pass while we wait.
+ * Without these words producers would keep blocks until their leases end, or take a push for failed. They may also be
+ * lost if the producer notices the end of a connection for memory first; so it shall confirm them, unless it has no time
+ * for that, such as one that the same thread drives. Meanwhile nothing but messages is looked at, and nothing new begins
+ * (hear.c). The time is that of the machine: others, as in simulations, do not pass while we wait.
  */
 static void say_last_words(kvf_agent *agent) {
     const uint64_t begun = kvf_agent_now(agent);
@@ -266,6 +278,7 @@ static void say_last_words(kvf_agent *agent) {
         return;
     kvf_work_take(agent);
     give_up(agent);
+    ask_whether_heard(agent, begun);
     kvf_work_give(agent);
     for (uint64_t now = begun; now < begun + SAYING && owes_words(agent, now >= begun + CONFIRMING);
          now = kvf_agent_now(agent)) {

@@ -84,7 +84,7 @@ void kvf_push_served(kvf_flow *flow) {
 static void take(kvf_push *push, kvf_flow *flow) {
     kvf_flow_wait_no_more(flow);
     flow->push = push;
-    push->base.agent->due = 0; /* the push may end now */
+    kvf_tickets_due(push->base.agent, 0); /* the push may end now */
     DL_APPEND(push->flows, flow);
     if (flow->groups) {
         kvf_trace_reach_peer(&push->base, KVF_MOMENT_EXPECTED, flow->session);

@@ -45,7 +45,8 @@ void kvf_call_answered(kvf_session *session, const kvf_answer *answer);
 void kvf_calls_bind(kvf_session *session, bool anew);
 void kvf_calls_end(kvf_session *session, kvf_status status); /**< ends all of a session's calls */
 void kvf_calls_repeat(kvf_session *session, uint64_t now);   /**< in the next tick, without their pause */
-/** Whether the peer has yet to confirm that it may free blocks; with `unsent`, only if it was not told, either. */
+/** Whether the peer has yet to confirm that it may free blocks, or a heartbeat; with `unsent`, only if it was not told,
+ * either. */
 bool kvf_calls_owed(const kvf_session *session, bool unsent);
 void kvf_calls_tick(kvf_session *session, uint64_t now);
 
@@ -138,8 +139,9 @@ struct kvf_session {
     bool join_failed;                      /* outgoing: it refused our card for good */
     bool takes_flows;                      /* its stage takes our flows */
     uint64_t next_beat, heartbeat_ns;      /* outgoing: the next heartbeat, and the time between two */
-    uint64_t asked_ns;  /* when we sent the first message since it was last heard; 0: none */
-    bool beat_for_life; /* since then a heartbeat was sent to find out whether it lives */
+    uint64_t written_ns; /* outgoing: when it was last answered that we have what it wrote; 0: never */
+    uint64_t asked_ns;   /* when we sent the first message since it was last heard; 0: none */
+    bool beat_for_life;  /* since then a heartbeat was sent to find out whether it lives */
 
     kvf_push_shape *shape;      /* incoming, joined: of its rank */
     uint64_t joined_generation; /* incoming, joined: of its regions */

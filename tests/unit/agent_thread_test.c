@@ -211,6 +211,56 @@ static void a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_onc
     }
 }
 
+typedef struct late_engine {
+    kvf_agent *agent;
+    atomic_bool begins, stop;
+} late_engine;
+
+/* An engine that has something else to do for a moment. */
+static void *drive_later(void *context) {
+    late_engine *engine = context;
+    (void)usleep(10000);
+    atomic_store(&engine->begins, true);
+    while (!atomic_load(&engine->stop))
+        (void)kvf_agent_progress(engine->agent, NULL);
+    return NULL;
+}
+
+/* Whether D, which has all that P wrote and closes, waits until P has heard so. */
+static bool waits_until_heard(void) {
+    world w;
+    world_request held, wanted;
+    uint64_t push, expectation;
+    pthread_t thread;
+    world_open_model(&w, attention(2, 4, 8), ENGINE(.name = "P", .all = {.block_count = 16}),
+                     ENGINE(.name = "D", .all = {.block_count = 16}), NULL);
+    world_request_make(&w, &w.p, "a", 40, 0, 1, &held);
+    world_request_make(&w, &w.d, "a", 40, 0, 1, &wanted);
+    wanted.request.contact = w.p.contact;
+    assert_ok(kvf_agent_push(w.p.agents[0], &held.request, &push));
+    assert_ok(kvf_agent_push_ready(w.p.agents[0], push, NULL));
+    assert_ok(kvf_agent_expect(w.d.agents[0], &wanted.request, &expectation));
+    (void)world_done(&w, w.d.agents[0], expectation);
+    late_engine engine = {.agent = w.p.agents[0]};
+    assert_int_equal(pthread_create(&thread, NULL, drive_later, &engine), 0);
+    world_close_agents(&w.d);
+    const bool waited = atomic_load(&engine.begins);
+    atomic_store(&engine.stop, true);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    (void)world_done(&w, w.p.agents[0], push);
+    world_close(&w);
+    return waited;
+}
+
+/* Otherwise P may see the end of the memory's connection before it hears that D has everything, and its push fails. */
+static void a_consumer_that_closes_makes_sure_that_its_producer_has_heard_that_it_has_all(void **state) {
+    (void)state;
+    bool waited = false;
+    for (uint32_t tries = 0; tries < 5 && !waited; tries++) /* it does not wait for long */
+        waited = waits_until_heard();
+    assert_true(waited);
+}
+
 /* Its engine does nothing while the consumer closes. */
 static void a_producer_that_is_not_driven_hears_of_the_end_later(void **state) {
     (void)state;
@@ -297,6 +347,7 @@ int main(void) {
         cmocka_unit_test(several_threads_use_agents_that_have_threads),
         cmocka_unit_test(an_agent_is_closed_in_the_middle_of_its_work),
         cmocka_unit_test(a_producer_hears_what_it_may_free_from_a_consumer_that_closes_at_once),
+        cmocka_unit_test(a_consumer_that_closes_makes_sure_that_its_producer_has_heard_that_it_has_all),
         cmocka_unit_test(a_producer_that_is_not_driven_hears_of_the_end_later),
         cmocka_unit_test(a_pull_that_has_not_ended_gives_its_lease_back_when_its_agent_closes),
         {"an_expectation_that_has_not_ended_is_withdrawn_when_its_agent_closes (shm)",
