@@ -2,8 +2,8 @@
  * Which keys may speak for which engines, and which process speaks for a rank.
  *
  * Holds are counted and pushes written by the name of a rank, so two processes must not use one name. The first that
- * greets has the name. Another process gets it when the first is gone: its connection has ended, or it does not answer
- * a PROBE for the length of peer_timeout_ns.
+ * greets has the name. Another process gets it when the first does not answer a PROBE for the length of peer_timeout_ns,
+ * or was forgotten, as some time after its connection has ended if nothing of it is left here.
  */
 #ifndef KVF_AGENT_CLAIM_H
 #define KVF_AGENT_CLAIM_H

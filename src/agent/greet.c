@@ -81,8 +81,8 @@ static kvf_status list_session(kvf_session *session) {
         return kvf_nomem("a session");
     DL_APPEND(agent->all_sessions, session);
     kvf_peer_met(session);
-    kvf_agent_due(agent,
-                  kvf_min_u64(session->last_used + agent->options.idle_ns, kvf_budget_silent_at(session)));
+    kvf_session_due(session,
+                    kvf_min_u64(session->last_used + agent->options.idle_ns, kvf_budget_silent_at(session)));
     return KVF_OK;
 }
 
