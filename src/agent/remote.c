@@ -31,8 +31,8 @@ static void end_meeting(kvf_remote *remote) {
     memset(&remote->hh_route, 0, sizeof remote->hh_route);
 }
 
-static void leave(kvf_remote_rank *rank) {
-    DL_DELETE(rank->session->ranks, rank);
+static void leave(kvf_session *session, kvf_remote_rank *rank) {
+    DL_DELETE(session->ranks, rank);
     rank->session = NULL;
 }
 
@@ -41,7 +41,7 @@ void kvf_remote_free(kvf_remote *remote) {
     kvf_remote_stale(remote);
     for (uint32_t i = 0; remote->ranks && i < remote->rank_count; i++)
         if (remote->ranks[i].session)
-            leave(&remote->ranks[i]);
+            leave(remote->ranks[i].session, &remote->ranks[i]);
     if (remote->prev)
         DL_DELETE(agent->all_remotes, remote);
     kvf_alarms_leave(&agent->remote_times, &remote->time);
@@ -63,7 +63,7 @@ void kvf_remote_free(kvf_remote *remote) {
 void kvf_remotes_leave(kvf_session *session, bool lost) {
     while (session->ranks) {
         kvf_remote *remote = session->ranks->remote;
-        leave(session->ranks);
+        leave(session, session->ranks);
         if (lost)
             kvf_remote_stale(remote);
         else

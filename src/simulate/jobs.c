@@ -29,7 +29,7 @@ struct kvf_job {
     kvf_fleet_engine *prefill, *decode;
     uint64_t arrived, computed, placed; /* times; 0: not yet */
     uint32_t prompt_tokens, output_tokens;
-    uint32_t ready;                /* tokens that are computed */
+    uint32_t ready;                /* tokens that are computed, with those of the chunk under way */
     uint32_t holding;              /* prefill ranks whose hold or push has not let go of its blocks */
     uint32_t filling;              /* likewise decode ranks, by pulls or expectations */
     uint32_t moving;               /* decode ranks whose pull or expectation has not ended */
@@ -204,7 +204,7 @@ static void want(kvf_job *job, asking ask, uint64_t *tickets) {
     ask_all(job, job->decode, ask, &request, tickets);
 }
 
-/* Its prefill engine holds, or pushes. */
+/* Its prefill engine holds, or pushes. What nobody expects any more is pushed for some time. */
 static void offer(kvf_job *job, asking ask, uint64_t *tickets) {
     kvf_agent_request request = request_of(job, job->there);
     if (tickets)
@@ -309,7 +309,7 @@ static void compute_chunk(kvf_fleet_engine *engine) {
 
 /* A push that has ended, as all its consumers gave up, takes no more. */
 static void push_ready(const kvf_job *job) {
-    const uint32_t most = job->deployment->options->push_tokens;
+    const uint64_t most = job->deployment->options->push_tokens;
     const kvf_push_chunk chunk = {.struct_size = sizeof chunk,
                                   .begin = (job->ready - 1) / most * most,
                                   .end = job->ready,
