@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from models import EAGLE
 from servers import AMX, Side
@@ -25,6 +25,17 @@ PLAIN = Side()
 PAGES = Side(page=16)
 
 
+# SGLang keeps prefixes of states in pages of one token, or where there is a GPU. Rounded states give other
+# tokens. What torch would compile for several ranks looks for a driver.
+GATED = Side(
+    page=16,
+    arguments=("--disable-radix-cache",),
+    environment=(("SGLANG_MAMBA_CONV_DTYPE", "float32"), ("TORCHDYNAMO_DISABLE", "1")),
+)
+# Queries, keys and values go through the convolution.
+GATED_STATES = ((1, 1, 2), (1,))
+
+
 @dataclass(frozen=True)
 class Case:
     """Two servers.
@@ -32,6 +43,7 @@ class Case:
     Attributes:
         decode_model: of the decode server; "": the prefill server's
         keys: the servers have keys and allow only each other
+        states: of each tensor of a state, how its parts relate in size, each of which the ranks share
         latent: the model caches latents, not heads
         patience: seconds after which SGLang gives a request up
     """
@@ -42,6 +54,7 @@ class Case:
     what: What = What.HAND_OVER
     decode_model: str = ""
     keys: bool = False
+    states: tuple[tuple[int, ...], ...] = ()
     latent: bool = False
     patience: int = 60
 
@@ -61,6 +74,14 @@ CASES = {
         "windows",
         Side(page=16, attention=AMX, arguments=("--chunked-prefill-size", "128")),
         Side(page=16, tp=2, attention=AMX),
+    ),
+    "states-64-16": Case("states", replace(GATED, page=64), GATED, states=GATED_STATES),
+    "states-tp1-tp2": Case("states", GATED, replace(GATED, tp=2), states=GATED_STATES),
+    "states-tp2-tp1": Case(
+        "states",
+        replace(GATED, tp=2, arguments=(*GATED.arguments, "--chunked-prefill-size", "64")),
+        GATED,
+        states=GATED_STATES,
     ),
     "keys": Case(keys=True),
     "eagle-64-16": Case("llama-one", Side(page=64, draft=EAGLE), Side(page=16, draft=EAGLE), what=What.DRAFTS),

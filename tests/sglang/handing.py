@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from models import VOCABULARY
 from pair import ROOMS, Asking, Pair, Reference
+from probing import STATES
 
 TOKENS = 24
 LENGTHS = (5, 16, 17, 100, 511)
@@ -62,7 +63,9 @@ class HandOver(Judged):
             room = self.hand_over(f"{length} tokens", self.prompt(length))
             self.judge(f"{length} tokens: all cells equal", self.cells_equal(room, length))
         self._crowd()
-        self._control()
+        self._control("cache")
+        if self.pair.case.states:
+            self._control("state", STATES)
 
     def _crowd(self) -> None:
         """Many requests at once."""
@@ -76,15 +79,17 @@ class HandOver(Judged):
         right = sum(one.tokens() == self.wanted(prompt) for prompt, one in asked)
         self.judge(f"{CROWD} requests at once: the model's own tokens", right == CROWD, f"{right} right")
 
-    def _control(self) -> None:
+    def _control(self, what: str, component: str = "") -> None:
         """What is lost on the way must be noticed by the judgements above."""
         prompt = self.prompt(100)
         room = secrets.randbelow(ROOMS) + 1
-        with self.pair.spoiled():
+        with self.pair.spoiled(component):
             found = self.pair.hand_over(prompt, TOKENS, room)
         wanted = self.wanted(prompt)
-        self.judge("control: a lost cache gives other tokens", found[0] == wanted[0] and found != wanted, found)
-        self.judge("control: a lost cache has other cells", not self.cells_equal(room, len(prompt)))
+        self.judge(
+            f"control: a lost {what} gives other tokens", found[0] == wanted[0] and found != wanted, found
+        )
+        self.judge(f"control: a lost {what} has other cells", not self.cells_equal(room, len(prompt)))
 
 
 class Drafts(HandOver):

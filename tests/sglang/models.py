@@ -87,11 +87,29 @@ def windows() -> transformers.PretrainedConfig:
     )
 
 
+def states() -> transformers.PretrainedConfig:
+    """States of gated delta nets beside attention, in layers with experts."""
+    return transformers.Qwen3NextConfig(
+        **{**COMMON, "num_hidden_layers": 6},
+        full_attention_interval=3,  # SGLang's name, which transformers passes over
+        layer_types=(["linear_attention"] * 2 + ["full_attention"]) * 2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=32,
+        linear_value_head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=64,
+        shared_expert_intermediate_size=64,
+    )
+
+
 MODELS = {
     "llama": llama,
     "llama-layers": llama_layers,
     "llama-one": llama_one,
     "qwen3": qwen3,
+    "states": states,
     "latents": latents,
     "windows": windows,
 }

@@ -690,7 +690,7 @@ class Pools(unittest.TestCase):
         self._move(PredictingPooled, (2, 1), (PAGE * POOL,) * 2)
 
     def test_pages_may_have_other_sizes_beside_a_draft_model(self) -> None:
-        for kind in (DraftedHeads, DraftedLatents, PredictingLatents):
+        for kind in (DraftedHeads, DraftedLatents, DraftedStates, PredictingLatents):
             for pages in ((1, 16), (64, 48)):
                 for prefix in (0, 3 * pages[1]):
                     with self.subTest(kind.__name__, pages=pages, prefix=prefix):
@@ -702,7 +702,7 @@ class Pools(unittest.TestCase):
                 self._move(Heads, sizes, chunks=(3,))
 
     def test_pages_may_have_other_sizes(self) -> None:
-        for kind in (Heads, Latents):
+        for kind in (Heads, Latents, States, RowStates):
             for pages in ((1, 16), (16, 1), (16, 64), (64, 16), (64, 48)):
                 for prefix in (0, 3 * pages[1]):
                     with self.subTest(kind.__name__, pages=pages, prefix=prefix):
@@ -752,8 +752,8 @@ class Pools(unittest.TestCase):
                 rows, _ = rank.rows(first)
                 self.assertFalse(bytes_of(first.tensor)[rows[:prefix]].any())
 
-    def test_engines_whose_pages_differ_move_one_kind_of_cache(self) -> None:
-        for kind in (States, Windows):
+    def test_engines_whose_pages_differ_move_no_pages_of_other_kinds(self) -> None:
+        for kind in (Compressed, Windows):
             with self.subTest(kind.__name__), engines(kind, 1, 1, pages=(64, 16)) as (prefill, decode):
                 with self.assertRaisesRegex(MismatchError, "page size is 64 in the prefill server, and 16 in"):
                     move(prefill, decode, ())

@@ -19,6 +19,8 @@ import kvferry.sglang
 #: file names, or of all.
 FOLDER = "KVFERRY_TEST_READOUT"
 SPOIL = "spoil"
+#: The component that has states.
+STATES = "mamba"
 
 
 def install() -> None:

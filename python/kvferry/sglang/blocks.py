@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from kvferry.errors import MismatchError
 from kvferry.request import BlockTable, GroupSteps
-from kvferry.sglang.geometry import Blocks, Component
+from kvferry.sglang.geometry import Blocks, Component, pages_must_be_equal
 
 Ids = NDArray[np.uint32]
 
@@ -177,7 +177,7 @@ class Chunks:
                 f"the cache has {here} kinds of blocks in the prefill server, and {there} in the decode "
                 "server; allowed: the same, as equal models and draft models have"
             )
-        if any(component.source for component in self._components) and extent.page_size != self._size:
+        if pages_must_be_equal(self._components) and extent.page_size != self._size:
             raise MismatchError(
                 f"the page size is {self._size} in the prefill server, and {extent.page_size} in the decode "
                 f"server; allowed: the same, of a cache with {here} kinds of blocks"

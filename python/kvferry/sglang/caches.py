@@ -30,6 +30,7 @@ from kvferry.sglang.geometry import (
     of_rows,
     of_states,
     of_tokens,
+    pages_must_be_equal,
 )
 
 #: The components that can be moved beside the main one.
@@ -209,8 +210,7 @@ def facts_of(
         kept = get_spec().speculative_draft_kv_cache_dtype or "the model's"
         facts["draft"] = f"{' '.join(draft.hf_config.architectures or ())}, cache {kept}"
     return facts | {
-        # Blocks of other sources than the main component's pages are compared by number.
-        "page size": str(page) if any(component.source for component in components) else "any",
+        "page size": str(page) if pages_must_be_equal(components) else "any",
         "weights": weights,
         "architecture": " ".join(config.hf_config.architectures or ()),
         "layers": ", ".join(f"{component.name} {len(component.layers)}" for component in components),

@@ -105,6 +105,14 @@ class Component:
         return GroupSpec(counts.pop(), self.tokens_per_block, order)
 
 
+def pages_must_be_equal(components: Sequence[Component]) -> bool:
+    """Whether engines with pages of other sizes cannot have the same blocks of a request.
+
+    Pages of another source than the main component's are compared by number. States have no pages.
+    """
+    return any(component.source and component.blocks.of_tokens for component in components)
+
+
 def cache_type(said: str, model_type: str) -> Dtype:
     """The type of the cache's elements. Raises UnsupportedError.
 
