@@ -141,10 +141,9 @@ bool kvf_dial_has_name(const kvf_endpoint *endpoint) {
  * which. */
 kvf_status kvf_dial_missed(const kvf_zmq_link *link, const kvf_dial *dial, const char **words) {
     const kvf_endpoint *endpoint = &dial->line->endpoint;
-    bool waited =
-        endpoint->port_at && kvf_now(link->clock) - dial->tried_ns >=
-                                 KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
-    if (!dial->closed)                                              /* for want of a descriptor here */
+    const uint64_t whole_ns = KVF_CONNECT_MS * UINT64_C(950000); /* ZeroMQ's clock is not exact */
+    const bool waited = endpoint->port_at && kvf_now(link->clock) >= dial->tried_ns + whole_ns;
+    if (!dial->closed) /* for want of a descriptor here */
         *words = "no connection: no socket could be made for it";
     else if (waited)
         *words = "no connection: the host did not answer";

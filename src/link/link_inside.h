@@ -69,7 +69,7 @@ typedef struct kvf_dial {
     kvf_status why;                /* why the handshake failed; KVF_OK: it did not */
     const char *what;              /* that reason in words */
     bool closed;                   /* the current try had a socket, which was closed */
-    uint64_t tried_ns;             /* when that try began */
+    uint64_t tried_ns;             /* when that try began, or is to begin */
     bool made;                     /* the handshake is done: there is a connection */
     bool heard;                    /* a message came over it while there were two connections */
     uint64_t call;                 /* its name in link->calls; 0: it has none */

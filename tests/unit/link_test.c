@@ -383,6 +383,29 @@ static void a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is
     kvf_link_close(server.link);
 }
 
+static void end_first_wrong(end *self) {
+    const bool refused =
+        self->broken_status == KVF_E_IO && strstr(self->broken_detail, "nobody listens there");
+    if (!refused)
+        self->on_broken = NULL; /* what was said stays, and is not counted again */
+}
+
+/* The end of a try may be read only when the next try has ended, too. The clock stands still, so the second one ends
+ * before it could have begun. */
+static void tries_that_are_refused_at_once_were_answered_however_late_that_is_read(void **state) {
+    (void)state;
+    uint64_t now_ns = 1000000000;
+    const kvf_clock clock = {set_now, &now_ns};
+    end client;
+    open_end(&client, (kvf_link_options){.listen = "", .clock = &clock});
+    (void)connect_end(&client, "tcp://127.0.0.1:1");
+    client.on_broken = end_first_wrong;
+    work_until(client.broken_count >= 4 || !client.on_broken, &client);
+    assert_int_equal(client.broken_status, KVF_E_IO);
+    assert_non_null(strstr(client.broken_detail, "refused because nobody listens there"));
+    kvf_link_close(client.link);
+}
+
 /* No host name has a label of more than 63 letters, so no name server need be asked to know that there is no such
  * host. */
 static void a_host_name_that_is_not_known_is_told(void **state) {
@@ -981,6 +1004,7 @@ int main(void) {
         cmocka_unit_test(messages_of_several_frames_and_clients_with_names_are_ignored),
         cmocka_unit_test(a_port_that_speaks_something_else_is_told_and_tried_again),
         cmocka_unit_test(a_peer_that_is_not_there_yet_is_told_and_gets_the_message_once_it_is),
+        cmocka_unit_test(tries_that_are_refused_at_once_were_answered_however_late_that_is_read),
         cmocka_unit_test(a_host_name_that_is_not_known_is_told),
         cmocka_unit_test(without_a_descriptor_for_a_connection_the_peer_may_still_exist),
         cmocka_unit_test(a_path_where_nobody_listens_is_told),
