@@ -352,8 +352,10 @@ void kvf_agent_log(kvf_agent *agent, kvf_log_level level, const char *text);
 const char *kvf_request_kind_name(kvf_request_kind kind);
 /** A request id, which is any bytes, as a text of JSON: those that are not printable ASCII are shown as \xNN. */
 struct json_object *kvf_visible_id(const void *id, size_t bytes);
-/** A text as one of JSON, which is UTF-8: names and sentences of peers may be any bytes, and '?' stands for each that is
- * part of no character. */
+/** A copy, for kvf_free(); NULL: no memory. JSON and Prometheus take UTF-8 only, but names and sentences of peers may be
+ * any bytes: '?' stands for each that is part of no character. */
+char *kvf_copy_as_utf8(const char *text);
+/** A text as one of JSON: as kvf_copy_as_utf8() gives it. */
 struct json_object *kvf_visible_text(const char *text);
 
 /** KVF_E_INVALID: the agent is NULL, or a directory, which has no memory. */

@@ -63,16 +63,21 @@ static size_t character_at(const unsigned char *at) {
     return value >= forms[more].least && value <= 0x10ffff && !is_half ? more + 1 : 0;
 }
 
-struct json_object *kvf_visible_text(const char *text) {
+char *kvf_copy_as_utf8(const char *text) {
     char *copy = kvf_strdup(text);
-    if (!copy)
-        return NULL;
-    for (char *at = copy; *at;) {
+    for (char *at = copy; at && *at;) {
         const size_t bytes = character_at((const unsigned char *)at);
         if (bytes == 0)
             *at = '?';
         at += bytes ? bytes : 1;
     }
+    return copy;
+}
+
+struct json_object *kvf_visible_text(const char *text) {
+    char *copy = kvf_copy_as_utf8(text);
+    if (!copy)
+        return NULL;
     struct json_object *value = json_object_new_string(copy);
     kvf_free(copy);
     return value;

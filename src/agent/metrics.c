@@ -44,6 +44,8 @@ static const number numbers[] = {
     COUNTER("kvferry_over_budget", over_budget, "Requests that peers made beyond their budgets."),
     COUNTER("kvferry_connections_closed", connections_closed, "Connections that this agent closed."),
     COUNTER("kvferry_flows_refused", flows_refused, "Packed flows that peers opened and this agent refused."),
+    COUNTER("kvferry_plans_built", plans_built, "Plans made: for reading and for writing."),
+    GAUGE("kvferry_plans", plans_now, "Plans kept: for reading and for writing."),
     GAUGE("kvferry_peers", peers_now, "Sessions, in both directions."),
     GAUGE("kvferry_leases", leases_now, "Leases granted to readers."),
     GAUGE("kvferry_connections", connections_now, "Connections that others made to this agent."),
@@ -73,14 +75,17 @@ static const number histograms[] = {
 
 /* The labels of all metrics: without braces, as others follow. */
 static void say_labels(const kvf_agent *agent, kvf_text *labels) {
+    char *name = kvf_copy_as_utf8(agent->name ? agent->name : "");
     kvf_text_add(labels, "engine=\"");
-    for (const char *at = agent->name ? agent->name : ""; *at; at++) {
+    for (const char *at = name; at && *at; at++) {
         if (*at == '\n')
             kvf_text_add(labels, "\\n");
         else
             kvf_text_add(labels, *at == '"' || *at == '\\' ? "\\%c" : "%c", *at);
     }
     kvf_text_add(labels, "\",rank=\"%u\"", agent->rank);
+    labels->failed |= !name;
+    kvf_free(name);
 }
 
 static void say_head(kvf_text *text, const number *n) {

@@ -54,6 +54,10 @@ static void the_numbers_are_those_of_the_statistics(void **state) {
                 (double)stats.queue.count);
     assert_true(value_of(text, "kvferry_transfer_seconds_count{engine=\"D\",rank=\"1\"}") ==
                 (double)stats.transfer.count);
+    assert_true(value_of(text, "kvferry_plans{engine=\"D\",rank=\"1\"}") == (double)stats.plans_now);
+    assert_true(value_of(text, "kvferry_plans_built_total{engine=\"D\",rank=\"1\"}") ==
+                (double)stats.plans_built);
+    assert_true(stats.plans_now > 0 && stats.plans_built > 0);
     assert_null(strstr(text, "kvferry_failures_total{"));
     world_close(&w);
 }
@@ -150,6 +154,15 @@ static void every_line_is_of_the_form(void **state) {
     world_close(&w);
 }
 
+/* Prometheus refuses a whole page for one byte that is not UTF-8, and an engine's name may have any. */
+static void a_name_that_is_not_utf8_spoils_no_page(void **state) {
+    (void)state;
+    world w;
+    open_pair(&w, "caf\xe9 \xc3\xa9");
+    assert_non_null(strstr(metrics_of(w.p.agents[0]), "kvferry_peers{engine=\"caf? \xc3\xa9\",rank=\"0\"} "));
+    world_close(&w);
+}
+
 static void failures_are_told_by_status(void **state) {
     (void)state;
     world w;
@@ -193,6 +206,7 @@ int main(void) {
         cmocka_unit_test(the_locale_does_not_matter),
         cmocka_unit_test(buckets_of_a_histogram_add_up),
         cmocka_unit_test(every_line_is_of_the_form),
+        cmocka_unit_test(a_name_that_is_not_utf8_spoils_no_page),
         cmocka_unit_test(failures_are_told_by_status),
         cmocka_unit_test(a_text_is_cut_to_fit),
     };
