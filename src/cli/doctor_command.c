@@ -229,6 +229,8 @@ static const char *way_to(const char *kind) {
                "libfabric.library";
     if (strcmp(kind, "cuda") == 0)
         return "nothing, unless this machine has an NVIDIA GPU: then see what is said of CUDA";
+    if (strcmp(kind, "messages") == 0)
+        return "without it machines reach each other by ucx or libfabric only: mend what the reason names";
     return "without it slower kinds serve: mend what the reason names";
 }
 

@@ -68,6 +68,9 @@ chmod +x "$few"
 KVFERRY=$few succeeds "too few descriptors for any transport are a finding" \
     '^look +transports +[a-z]+: .*: Too many open files$' doctor
 KVFERRY=$few succeeds "and what to do about them is said" '^file descriptors: raise it' doctor
+printf '#!/bin/sh\nulimit -n 24\nexec "%s" "$@"\n' "$KVFERRY" >"$few"
+KVFERRY=$few succeeds "nothing slower takes the place of messages" \
+    '^transport messages: without it machines reach each other by' doctor
 
 ulimit -S -n 200
 succeeds "few descriptors are seen, with what to do" '^file descriptors: raise it' doctor
