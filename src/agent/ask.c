@@ -130,7 +130,10 @@ static void give_up(asking *a, uint64_t patience, bool late) {
             (void)snprintf(words, sizeof words, "it has the command, and has not replied in time");
         else
             (void)snprintf(words, sizeof words, "no reply within %.1f s: %.300s", (double)patience / 1e9,
-                           rank->detail ? rank->detail : "agents of an older version take no commands");
+                           rank->detail
+                               ? rank->detail
+                               : "its process is stopped or busy, or it is an agent of an older version, "
+                                 "which takes no commands");
         end(a, rank, KVF_E_TIMEOUT, words);
     }
 }

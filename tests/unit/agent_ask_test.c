@@ -416,6 +416,7 @@ static void all_ranks_from_which_nothing_is_heard_are_named(void **state) {
     for (uint32_t r = 0; r < 2; r++) {
         assert_int_equal(reply_of(asked, r).status, KVF_E_TIMEOUT);
         assert_non_null(strstr(reply_of(asked, r).detail, "no reply within "));
+        assert_non_null(strstr(reply_of(asked, r).detail, "its process is stopped or busy"));
     }
     kvf_asked_free(asked);
 }
