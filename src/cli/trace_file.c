@@ -71,13 +71,19 @@ static bool read_field(const char **text, uint64_t *out) {
     return *out <= UINT32_MAX; /* also of a number that is too long: it is the largest then */
 }
 
-/* "2023-11-16 18:17:03.9799600,4808,10": local to nowhere, as only differences count. */
+/* "2023-11-16 18:17:03.9799600,4808,10": local to nowhere, as only differences count. Traces
+ * of 2024 have a zone: "2024-05-10 00:00:00.009930+00:00,2162,5". */
 static bool read_azure(const char *line, uint64_t *at_ns, uint64_t *prompt, uint64_t *output) {
     struct tm day = {0};
     uint64_t part = 0;
     const char *rest = strptime(line, "%Y-%m-%d %H:%M:%S", &day);
-    const time_t second = rest ? timegm(&day) : -1;
-    if (second < 0 || (*rest == '.' && !read_decimals(rest + 1, &part, &rest)))
+    if (rest && *rest == '.' && !read_decimals(rest + 1, &part, &rest))
+        return false;
+    if (rest && (*rest == '+' || *rest == '-'))
+        rest = strptime(rest, "%z", &day);
+    const long east = day.tm_gmtoff; /* which timegm() overwrites */
+    const time_t second = rest ? timegm(&day) - east : -1;
+    if (second < 0)
         return false;
     *at_ns = (uint64_t)second * SECONDS_IN_NS + part;
     return read_field(&rest, prompt) && read_field(&rest, output) && rest[strspn(rest, " \r\n")] == '\0';

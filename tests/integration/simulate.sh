@@ -44,6 +44,10 @@ counts "its times count, whatever their order" "27.48e9 < out['simulated_ns'] < 
 counts "a trace of Azure is read" "out['requests'] == 3 and out['bytes'] == (4808 + 3180 + 110) * $token" \
     --trace "$work/azure.csv"
 counts "fractions of its seconds count" "59.02e9 < out['simulated_ns'] < 60.6e9" --trace "$work/azure.csv"
+printf '%s\n' 'TIMESTAMP,ContextTokens,GeneratedTokens' '2024-05-10 00:00:00.009930+00:00,2162,5' \
+    '2024-05-10 02:00:07.5+02:00,100,6' '2024-05-09 19:00:59-05:00,200,7' >"$work/zones.csv"
+counts "so is one whose times have a zone" \
+    "out['bytes'] == (2162 + 100 + 200) * $token and 58.98e9 < out['simulated_ns'] < 60.6e9" --trace "$work/zones.csv"
 counts "a trace is repeated" "out['bytes'] == (2 * (2500 + 6758 + 700) + 6758) * $token" --trace "$work/mooncake.jsonl" \
     --requests 7
 counts "a trace is cut" "out['requests'] == 2 and out['bytes'] == (6758 + 700) * $token" --trace "$work/mooncake.jsonl" \
@@ -57,6 +61,8 @@ refuses "a file that is no trace is refused" 2 'line 1 is no request; allowed: a
 echo '{"timestamp": 5, "input_length": 4294967296, "output_length": 1}' >"$work/long.jsonl"
 refuses "numbers that are too large are refused" 2 'line 1 is no request' simulate --trace "$work/long.jsonl"
 printf '2023-11-16 18:17:03.97,1,2,3\n' >"$work/wide.csv"
+printf '2023-11-16 18:17:03+2x:00,1,2\n' >"$work/zone.csv"
+refuses "a zone that is none is refused" 2 'line 1 is no request' simulate --trace "$work/zone.csv"
 refuses "lines with more are refused" 2 'line 1 is no request' simulate --trace "$work/wide.csv"
 : >"$work/empty"
 refuses "a trace without requests is refused" 2 'empty has no requests' simulate --trace "$work/empty"
