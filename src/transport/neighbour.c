@@ -135,16 +135,20 @@ void kvf_neighbour_stop_listening(int *listening) {
 
 /* ---- processes --------------------------------------------------------------------------------- */
 
-kvf_status kvf_neighbour_process(int socket, pid_t *pid) {
+static kvf_status read_process(int socket, bool root_may, pid_t *pid) {
     struct ucred peer;
     socklen_t length = sizeof peer;
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
         return kvf_fail(KVF_E_IO, "getsockopt(SO_PEERCRED): %s", strerror(errno));
-    if (peer.uid != geteuid() && peer.uid != 0)
-        return kvf_fail(KVF_E_PERMISSION, "the peer runs as user %lu; allowed: %lu (this process's) and 0",
+    if (peer.uid != geteuid() && (peer.uid != 0 || !root_may))
+        return kvf_fail(KVF_E_PERMISSION, "the peer runs as user %lu, and this process as user %lu",
                         (unsigned long)peer.uid, (unsigned long)geteuid());
     *pid = peer.pid;
     return KVF_OK;
+}
+
+kvf_status kvf_neighbour_process(int socket, pid_t *pid) {
+    return read_process(socket, true, pid);
 }
 
 int kvf_neighbour_watch_process(pid_t pid) {
@@ -167,7 +171,7 @@ bool kvf_neighbour_has_ended(pid_t pid) {
 }
 
 kvf_status kvf_neighbour_know_process(int socket, pid_t *pid, int *watch) {
-    kvf_status status = kvf_neighbour_process(socket, pid);
+    kvf_status status = read_process(socket, false, pid);
     if (status)
         return status;
     *watch = kvf_neighbour_watch_process(*pid);

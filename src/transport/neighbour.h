@@ -65,7 +65,7 @@ void kvf_neighbour_hang_up(int *socket);
 /** The same for a socket at which others connect, and for connections that were not accepted yet. */
 void kvf_neighbour_stop_listening(int *listening);
 
-/** The process at the other end of a socket. KVF_E_PERMISSION unless it runs as our user, or as root. */
+/** The process that has connected to us. KVF_E_PERMISSION unless it runs as our user, or as root. */
 kvf_status kvf_neighbour_process(int socket, pid_t *pid);
 
 /** A descriptor that becomes readable when the process ends, even if a child of it keeps its sockets; -1 if the kernel
@@ -78,8 +78,9 @@ bool kvf_neighbour_has_ended(pid_t pid);
 /**
  * The process to which a socket has connected, with a descriptor as that of kvf_neighbour_watch_process().
  *
- * @return as kvf_neighbour_process(); KVF_E_PEER_LOST: it has ended, and a child of it keeps the socket at which it
- *         listened
+ * @return KVF_OK; KVF_E_PERMISSION: it runs as another user. If that is root, it would refuse us, and if we are, nobody
+ *         else may tell us to which process and where we write. KVF_E_PEER_LOST: it has ended, and a child of it keeps
+ *         the socket at which it listened. KVF_E_IO
  */
 kvf_status kvf_neighbour_know_process(int socket, pid_t *pid, int *watch);
 

@@ -1,7 +1,9 @@
 /* The same-host transport as an owner, against clients that violate its protocol. */
 #include <fcntl.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "transport/shm/shm_tenants.h"
@@ -45,6 +47,40 @@ static void strangers_that_say_nothing_keep_nobody_out(void **state) {
     for (int i = 0; i < 300; i++)
         (void)close(fds[i]);
     drive_idle(&owner, NULL);
+    side_close(&owner);
+}
+
+/* What another user's process hears: 0 if it is refused by name, and then hung up on. */
+static int be_another_user(const kvf_shm_card *card) {
+    static kvf_shm_packet packet;
+    if (setuid(65534))
+        return 1;
+    const int fd = raw_connect(card);
+    struct pollfd readable = {fd, POLLIN, 0};
+    if (poll(&readable, 1, 5000) <= 0 || kvf_shm_receive(fd, &packet))
+        return 2;
+    if (packet.as.header.kind != SHM_REFUSED || packet.as.header.count != SHM_REFUSED_USER)
+        return 3;
+    return poll(&readable, 1, 5000) <= 0 || kvf_shm_receive(fd, &packet) != KVF_E_PEER_LOST ? 4 : 0;
+}
+
+static void a_process_of_another_user_is_refused_and_hung_up_on(void **state) {
+    (void)state;
+    test_side owner;
+    int how = 0;
+    if (geteuid() != 0)
+        skip();
+    side_open(&owner, &raw_brought, 2);
+    const kvf_shm_card card = raw_card(&owner);
+    const pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(be_another_user(&card));
+    while (waitpid(child, &how, WNOHANG) == 0)
+        drive_idle(&owner, NULL);
+    assert_true(WIFEXITED(how));
+    assert_int_equal(WEXITSTATUS(how), 0);
+    raw_check_served(&owner);
     side_close(&owner);
 }
 
@@ -349,6 +385,7 @@ static void a_client_that_reads_no_answers_stops_nobody_else(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(strangers_that_say_nothing_keep_nobody_out),
+        cmocka_unit_test(a_process_of_another_user_is_refused_and_hung_up_on),
         cmocka_unit_test(strangers_without_the_key_are_hung_up_on),
         cmocka_unit_test(a_client_is_hung_up_on_when_memory_is_taken_back),
         cmocka_unit_test(descriptors_that_nobody_asked_for_are_closed),
