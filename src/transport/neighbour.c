@@ -180,17 +180,29 @@ kvf_status kvf_neighbour_know_process(int socket, pid_t *pid, int *watch) {
     return KVF_OK;
 }
 
+/* The beginning of a file of the kernel; nothing if it cannot be read. */
+static void read_text(const char *path, char *out, size_t bytes) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t got = fd >= 0 ? read(fd, out, bytes - 1) : 0;
+    kvf_fd_close(&fd);
+    out[got > 0 ? got : 0] = '\0';
+}
+
+/* Whether this process is in a time namespace whose machine started at another time. */
+static bool has_a_time_of_its_own(void) {
+    char text[256];
+    long seconds = 0, ns = 0;
+    read_text("/proc/self/timens_offsets", text, sizeof text);
+    const char *at = strstr(text, "boottime");
+    return at && sscanf(at, "boottime %ld %ld", &seconds, &ns) == 2 && (seconds != 0 || ns != 0);
+}
+
 /* Reads the 22nd field of the line; the second is a name in brackets, which may contain anything. */
 uint64_t kvf_neighbour_started(pid_t pid) {
     char path[64], line[1024];
     (void)snprintf(path, sizeof path, "/proc/%ld/stat", (long)pid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0)
-        return 0;
-    ssize_t got = read(fd, line, sizeof line - 1);
-    (void)close(fd);
-    line[got > 0 ? got : 0] = '\0';
-    const char *at = strrchr(line, ')');
+    read_text(path, line, sizeof line);
+    const char *at = has_a_time_of_its_own() ? NULL : strrchr(line, ')');
     for (int field = 2; at && field < 22; field++)
         at = strchr(at + 1, ' ');
     return at ? strtoull(at + 1, NULL, 10) : 0;

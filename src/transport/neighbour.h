@@ -84,8 +84,8 @@ bool kvf_neighbour_has_ended(pid_t pid);
  */
 kvf_status kvf_neighbour_know_process(int socket, pid_t *pid, int *watch);
 
-/** When a process began, in ticks since the machine started; 0 if unknown. The kernel gives the numbers of dead
- * processes to new ones. */
+/** When a process began, in ticks since the machine started; 0 if unknown, as in a time namespace, where the same process
+ * began at another time. The kernel gives the numbers of dead processes to new ones. */
 uint64_t kvf_neighbour_started(pid_t pid);
 
 /**

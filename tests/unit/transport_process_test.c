@@ -5,6 +5,7 @@
  */
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -20,6 +21,10 @@
 
 #define RUNS_MAX 4096
 #define BIG (5u << 20)
+#define CANNOT 77     /* the status of a child that may not do what the test needs */
+#ifndef CLONE_NEWTIME /* since Linux 5.6 */
+#define CLONE_NEWTIME 0x00000080
+#endif
 
 static const pair_kind kinds[] = {
     {"shm", {true, true}, "shm", {0}},
@@ -467,6 +472,44 @@ static void the_memory_of_another_users_process_is_passed_over(void **state) {
     side_close(&owner);
 }
 
+/* Connects from a time namespace in which the machine started a day earlier. */
+static int connect_a_day_later(const void *card, size_t bytes) {
+    static const char offsets[] = "boottime 86400 0\n";
+    int status;
+    int fd = unshare(CLONE_NEWTIME) == 0 ? open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC) : -1;
+    if (fd < 0 || write(fd, offsets, sizeof offsets - 1) < 0)
+        return CANNOT;
+    const pid_t pid = fork(); /* it is the first one inside */
+    if (pid == 0) {
+        test_side side;
+        kvf_peer *peer = NULL;
+        side_open(&side, &kinds[0], 4);
+        _exit(kvf_transport_connect(side.transport, card, bytes, &peer) == KVF_OK ? 0 : 3);
+    }
+    return waitpid(pid, &status, 0) == pid && WIFEXITED(status) ? WEXITSTATUS(status) : 4;
+}
+
+static void an_owner_in_another_time_namespace_is_not_taken_for_one_that_is_gone(void **state) {
+    test_side owner;
+    int status;
+    side_open(&owner, *state, 2);
+    const void *card;
+    size_t bytes;
+    assert_int_equal(kvf_transport_export(owner.transport, &card, &bytes), KVF_OK);
+    (void)fflush(stdout);
+    const pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(connect_a_day_later(card, bytes));
+    while (waitpid(pid, &status, WNOHANG) == 0)
+        drive_idle(&owner, NULL);
+    side_close(&owner);
+    assert_true(WIFEXITED(status));
+    if (WEXITSTATUS(status) == CANNOT)
+        skip();
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
 int main(void) {
     static const way_test tests[] = {
         NAMED(another_process_is_read_byte_for_byte),
@@ -479,6 +522,7 @@ int main(void) {
         NAMED(a_card_of_a_dead_process_leads_nowhere),
         NAMED(a_killed_consumer_leaves_its_owner_serving_others),
         NAMED(the_memory_of_another_users_process_is_passed_over),
+        NAMED(an_owner_in_another_time_namespace_is_not_taken_for_one_that_is_gone),
     };
     test_way ways[MAX_WAYS];
     return run_every_way("transport_process", tests, sizeof tests / sizeof *tests, ways,
