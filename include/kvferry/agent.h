@@ -992,6 +992,8 @@ typedef struct kvf_agent_stats {
     uint64_t messages_sent, messages_received, messages_repeated;
     uint64_t messages_stale; /**< of an older generation, session or incarnation: dropped */
     uint64_t messages_malformed;
+    /** Lost: peers that this rank reads from or writes to. One that only reads from here and has ended is evicted, as an
+     * idle one is, when nothing is under way for it any more; see `leases_expired`. */
     uint64_t peers_refused, peers_evicted, peers_lost, peers_replaced;
     uint64_t checksums_wrong;
     uint64_t peers_now;                       /**< sessions, in both directions */
