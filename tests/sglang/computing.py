@@ -23,7 +23,9 @@ def _add_shared(x: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, out: 
 
 def install() -> None:
     """For the life of the process."""
-    torch.get_device_module = lambda *_: torch.cpu  # that of CUDA, which torch is built for, wants a driver
+    # That of CUDA, which torch is built for, wants a driver; and so does what compiles functions, then.
+    torch.get_device_module = lambda *_: torch.cpu
+    torch._dynamo.config.disable = True
     fused_norm_gate._use_cpu = True  # with the kernel of stand_ins, not Triton's
     qwen2_moe.fused_gate_sigmoid_mul_add = _add_shared
     _PLATFORM.__enter__()  # or SGLang takes "torch_native"
