@@ -98,13 +98,24 @@ static void a_card_is_read_as_it_was_written_and_refused_when_cut_off(void **sta
 static void settings_that_mean_nothing_are_refused(void **state) {
     (void)state;
     static const char *const cases[][2] = {
-        {"messages.listen", "ipc:///tmp/x"},    {"messages.listen", "tcp://"},
-        {"messages.listen", "tcp://127.0.0.1"}, {"messages.listen", "tcp://203.0.113.1:*"},
-        {"messages.secret_key", "short"},       {"messages.secret_key", ""},
-        {"messages.advertise", "two words"},    {"messages.advertise", "0.0.0.0"},
-        {"messages.max_connections", "many"},   {"messages.max_connections_per_address", "0"},
-        {"messages.max_strangers", "-1"},       {"messages.max_strangers", "4294967296"},
-        {"messages.patience_ms", "0"},          {"messages.max_connections_per_second", "0"},
+        {"messages.listen", "ipc:///tmp/x"},
+        {"messages.listen", "tcp://"},
+        {"messages.listen", "tcp://127.0.0.1"},
+        {"messages.listen", "tcp://203.0.113.1:*"},
+        {"messages.listen", "tcp://127.0.0.1:65536"},
+        {"messages.listen", "tcp://127.0.0.1:80x"},
+        {"messages.listen", "tcp://127.0.0.1:-1"},
+        {"messages.listen", "tcp://127.0.0.1:"},
+        {"messages.secret_key", "short"},
+        {"messages.secret_key", ""},
+        {"messages.advertise", "two words"},
+        {"messages.advertise", "0.0.0.0"},
+        {"messages.max_connections", "many"},
+        {"messages.max_connections_per_address", "0"},
+        {"messages.max_strangers", "-1"},
+        {"messages.max_strangers", "4294967296"},
+        {"messages.patience_ms", "0"},
+        {"messages.max_connections_per_second", "0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const kvf_setting setting = {cases[i][0], cases[i][1]};

@@ -122,13 +122,22 @@ static kvf_status take_advertised(kvf_messages_card *card, const char *text) {
     return KVF_OK;
 }
 
+/* ZeroMQ takes the last 16 bits of larger numbers, and of text what it begins with. */
+static bool is_port(const char *text) {
+    char *end = NULL;
+    if (strcmp(text, "*") == 0)
+        return true;
+    return text[0] >= '0' && text[0] <= '9' && strtoul(text, &end, 10) <= UINT16_MAX && *end == '\0';
+}
+
 static kvf_status check_listen(const char *listen) {
     const char *port = strrchr(listen, ':');
-    if (strncmp(listen, "tcp://", 6) == 0 && port > listen + 5 && port[1] &&
+    if (strncmp(listen, "tcp://", 6) == 0 && port > listen + 5 && is_port(port + 1) &&
         strlen(listen) < MESSAGES_ADDRESS_BYTES)
         return KVF_OK;
-    return kvf_fail(KVF_E_INVALID, "%s is \"%s\"; allowed: tcp://HOST:PORT, where either may be *", LISTEN,
-                    kvf_excerpt_of(listen, 80).text);
+    return kvf_fail(KVF_E_INVALID,
+                    "%s is \"%s\"; allowed: tcp://HOST:PORT, where either may be *, and PORT up to 65535",
+                    LISTEN, kvf_excerpt_of(listen, 80).text);
 }
 
 /* ---- opening and closing --------------------------------------------------------------------- */
