@@ -226,6 +226,7 @@ static void pulled(engine *e, const kvf_event *event) {
         memcpy(e->request, e->pulled, sizeof e->request);
     e->pull = 0;
     printf("%s: %s\n", e->pulled, status ? detail : "every element is right");
+    (void)fflush(stdout); /* who has asked may look for it as soon as the reply comes */
     (void)kvf_agent_reply(e->agent, e->pulled_for, status, detail, NULL, 0);
 }
 
