@@ -720,7 +720,7 @@ class Devices(Pairs):
         for said in (
             "request r: the device failed before it had computed the request: RuntimeError: CUDA error: an "
             f"illegal memory access ({why})",  # at the prefill engine
-            f"request r: {why}",  # at the decode engine
+            f"request r: prefill rank 0: {why}",  # at the decode engine
         ):
             self.assertIn(f"WARNING:{LOGGER}:{said}", log.output)
         for layer in names(prefill)[1:]:
