@@ -23,16 +23,11 @@ class What(enum.Enum):
 
 PLAIN = Side()
 PAGES = Side(page=16)
-
-
-# SGLang keeps prefixes of states in pages of one token, or where there is a GPU. Rounded states give other
-# tokens.
-GATED = Side(
-    page=16,
-    arguments=("--disable-radix-cache",),
-    environment=(("SGLANG_MAMBA_CONV_DTYPE", "float32"),),
-)
-# Queries, keys and values go through the convolution.
+# By default states of convolutions are rounded, so tokens would not be transformers'.
+STATE_TYPE = (("SGLANG_MAMBA_CONV_DTYPE", "float32"),)
+# Beside states, SGLang keeps prefixes without a GPU only in pages of one token.
+GATED = Side(page=16, arguments=("--disable-radix-cache",), environment=STATE_TYPE)
+# Queries, keys and values go through the convolution; values are as many as both others.
 GATED_STATES = ((1, 1, 2), (1,))
 
 
@@ -81,6 +76,13 @@ CASES = {
         "states",
         replace(GATED, tp=2, arguments=(*GATED.arguments, "--chunked-prefill-size", "64")),
         GATED,
+        states=GATED_STATES,
+    ),
+    "states-prefixes": Case(
+        "states",
+        Side(environment=STATE_TYPE),
+        Side(environment=STATE_TYPE, arguments=("--disaggregation-decode-enable-radix-cache",)),
+        what=What.PREFIXES,
         states=GATED_STATES,
     ),
     "keys": Case(keys=True),

@@ -1,6 +1,6 @@
 """Makes SGLang's backend "intel_amx" compute on any processor: with the kernels of stand_ins, and with torch.
 
-That backend speculates, and computes windows, latents and states.
+That backend speculates, and computes windows and latents. Qwen3-Next's states, and its experts, want more.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ def _add_shared(x: torch.Tensor, gate: torch.Tensor, shared: torch.Tensor, out: 
 
 def install() -> None:
     """For the life of the process."""
-    # That of CUDA, which torch is built for, wants a driver; and so does what compiles functions, then.
-    torch.get_device_module = lambda *_: torch.cpu
-    torch._dynamo.config.disable = True
+    torch.cuda.current_device = torch.cpu.current_device  # Qwen3-Next asks; CUDA's wants a driver
     fused_norm_gate._use_cpu = True  # with the kernel of stand_ins, not Triton's
     qwen2_moe.fused_gate_sigmoid_mul_add = _add_shared
     _PLATFORM.__enter__()  # or SGLang takes "torch_native"

@@ -65,6 +65,7 @@ class HandOver(Judged):
         self._crowd()
         self._control("cache")
         if self.pair.case.states:
+            self._control("cache of attention", "kv")
             self._control("state", STATES)
 
     def _crowd(self) -> None:
@@ -86,9 +87,8 @@ class HandOver(Judged):
         with self.pair.spoiled(component):
             found = self.pair.hand_over(prompt, TOKENS, room)
         wanted = self.wanted(prompt)
-        self.judge(
-            f"control: a lost {what} gives other tokens", found[0] == wanted[0] and found != wanted, found
-        )
+        noticed = found[0] == wanted[0] and found != wanted
+        self.judge(f"control: a lost {what} gives other tokens", noticed, found)
         self.judge(f"control: a lost {what} has other cells", not self.cells_equal(room, len(prompt)))
 
 
@@ -133,4 +133,7 @@ class Prefixes(Judged):
         for again in (longer, prompt[: 12 * page]):  # the decode server has all of the second one
             what = f"{len(again)} tokens again"
             room = self.hand_over(what, again)
-            self.judge(f"{what}: the last page moves", len(self.pair.pages("decode", room)) == 1)
+            moved, missing = len(self.pair.pages("decode", room)), 1
+            if self.pair.case.states:  # SGLang keeps those of whole prompts: none of the second one
+                missing = len(longer) - len(prompt) if again is longer else len(again)
+            self.judge(f"{what}: what is missing moves", moved == missing, f"{moved} pages, not {missing}")

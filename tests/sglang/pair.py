@@ -108,7 +108,7 @@ class Pair:
     def cells(self, mode: str, room: int, prompt_tokens: int) -> list[Any]:
         """What a server had of a request that has no prefix there: of each component and layer, keys and then
         values, or latents, an array [token][byte] of all ranks. Of a window it had the last tokens only. Of
-        states, an array [1][byte] of each tensor and layer.
+        states: of each tensor and layer, an array [1][byte].
         """
         side = self.sides[mode]
         found: dict[tuple[str, int], list[Any]] = {}
@@ -116,7 +116,7 @@ class Pair:
             for name, buffers in self._of_ranks(mode, room, stage).items():
                 each = len(buffers) // (1 if self.case.latent else 2)
                 for i, blocks in enumerate(buffers):
-                    cells = blocks[0] if name == STATES else self._tokens(blocks, side.page, prompt_tokens)
+                    cells = blocks if name == STATES else self._tokens(blocks, side.page, prompt_tokens)
                     found.setdefault((name, i // each), []).append(cells)
         return [cells for key in sorted(found) for cells in found[key]]
 
@@ -127,16 +127,17 @@ class Pair:
         return blocks.reshape(len(blocks) * page, -1)[: prompt_tokens - first]
 
     def _of_ranks(self, mode: str, room: int, stage: int) -> dict[str, list[Any]]:
-        """The blocks of all components in each buffer, [block][token][byte], those of all ranks together."""
+        """The blocks of all components in each buffer, [block][token][byte], those of all ranks together. Of
+        states: [1][byte].
+        """
         page, count = self.sides[mode].page, self.sides[mode].tp
         ranks = [self._buffers(mode, room, stage, rank) for rank in range(count)]
         found: dict[str, list[Any]] = {}
-        for key in ranks[0]:
-            if key.split()[0] == STATES:
-                states = found.setdefault(STATES, [])
-                tensor = len(states) * len(self.case.states) // len([of for of in ranks[0] if STATES in of])
-                states.append(self._state([rank[key] for rank in ranks], self.case.states[tensor]))
-                continue
+        states = [key for key in ranks[0] if key.split()[0] == STATES]
+        for i, key in enumerate(states):
+            parts = self.case.states[i * len(self.case.states) // len(states)]
+            found.setdefault(STATES, []).append(self._state([rank[key] for rank in ranks], parts))
+        for key in (key for key in ranks[0] if key not in states):
             shares = [rank[key].reshape(len(rank[key]), page, -1) for rank in ranks]
             if self.case.latent:
                 assert all(np.array_equal(share, shares[0]) for share in shares), "ranks have other latents"
@@ -146,10 +147,10 @@ class Pair:
 
     @staticmethod
     def _state(shares: list[Any], parts: tuple[int, ...]) -> Any:
-        """One tensor of a state, [1][1][byte], of ranks each of which has a share of each part."""
+        """One tensor of a state, [1][byte], of ranks each of which has a share of each part."""
         ends = [shares[0].shape[1] * end // sum(parts) for end in itertools.accumulate(parts)]
         pieces = [np.split(share, ends[:-1], axis=1) for share in shares]
-        return np.concatenate([piece for part in zip(*pieces, strict=True) for piece in part], axis=1)[None]
+        return np.concatenate([piece for part in zip(*pieces, strict=True) for piece in part], axis=1)
 
     def pages(self, mode: str, room: int) -> Any:
         """The pages of a request that moved, of the first buffer of the first rank."""

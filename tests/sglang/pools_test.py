@@ -763,7 +763,8 @@ class Pools(unittest.TestCase):
                 self.assertRegex(event.detail, "page size")
 
     def test_states_of_unknown_channels_move_only_between_equal_sizes(self) -> None:
-        self._move(UnknownStates, (2, 2))
+        for pages in ((PAGE, PAGE), (64, 16)):
+            self._move(UnknownStates, (2, 2), pages)
         failure = self.assertRaisesRegex(AssertionError, "MISMATCH.*mamba")
         with engines(UnknownStates, 2, 1) as (prefill, decode), failure:
             move(prefill, decode, ())

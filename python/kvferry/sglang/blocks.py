@@ -103,7 +103,8 @@ def steps_of(
 class Chunks:
     """The blocks of a request that a prefill rank computes.
 
-    Raises MismatchError: the decode engine has other kinds of blocks, or of several kinds other page sizes.
+    Raises MismatchError: the decode engine has other kinds of blocks, or pages of another size where these are
+    of several kinds.
     """
 
     def __init__(self, components: Sequence[Component], extent: Extent) -> None:
@@ -180,7 +181,7 @@ class Chunks:
         if pages_must_be_equal(self._components) and extent.page_size != self._size:
             raise MismatchError(
                 f"the page size is {self._size} in the prefill server, and {extent.page_size} in the decode "
-                f"server; allowed: the same, of a cache with {here} kinds of blocks"
+                "server; allowed: the same, of a cache with pages of several kinds"
             )
 
     def _check_tokens(self, is_last: bool) -> None:

@@ -106,9 +106,8 @@ class Component:
 
 
 def pages_must_be_equal(components: Sequence[Component]) -> bool:
-    """Whether engines with pages of other sizes cannot have the same blocks of a request.
-
-    Pages of another source than the main component's are compared by number. States have no pages.
+    """Whether both engines need pages of one size: pages of other sources than the main one's are compared by
+    number. States have no pages.
     """
     return any(component.source and component.blocks.of_tokens for component in components)
 

@@ -2,7 +2,7 @@
 
 Where the processor has no AMX, SGLang computes with torch alone, and imports these names without a call. It
 calls them for speculative decoding: drafts are chains (`--speculative-eagle-topk 1`), and attention is that of
-its backend `intel_amx`.
+its backend `intel_amx`. Those of states are in `mamba`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """SGLang's kernels of gated delta nets for CPUs, in torch: one token after the other.
 
-A state of the delta rule is [head][element of a value][element of a key], that of the convolution
-[channel][token].
+The state of a delta rule is [head][element of value][element of key], that of a convolution [channel][token].
 """
 
 from __future__ import annotations
@@ -18,12 +17,11 @@ Tensor = torch.Tensor
 
 def _spans(begins: Tensor) -> Iterator[slice]:
     """The tokens of each request."""
-    for begin, end in itertools.pairwise(begins.tolist()):
-        yield slice(begin, end)
+    return itertools.starmap(slice, itertools.pairwise(begins.tolist()))
 
 
 def _convolve(x: Tensor, state: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
-    """The convolution of the tokens of one request, [channel][token]. Its last ones stay in the state."""
+    """The convolution of tokens of one request, [channel][token]; the state becomes that of the last ones."""
     both = torch.cat([state.to(x.dtype), x], dim=1)
     state.copy_(both[:, -state.shape[1] :])
     found = F.conv1d(both[None], weight[:, None], bias, groups=len(weight))[0]
