@@ -69,6 +69,10 @@ typedef struct kvf_simulation_options {
     /** 0: decode engines read. Otherwise prefill engines compute prompts in chunks of so many tokens, and write each when it
      * is computed; states are written with the last one */
     uint32_t push_tokens;
+    /** Engines that are cut off from all others, at times drawn likewise, while their processes go on: what they do comes
+     * late. New requests are not sent to them meanwhile */
+    uint32_t cut_off;
+    uint64_t cut_off_ns; /**< for how long [45 s] */
 } kvf_simulation_options;
 
 /** Durations of requests, accurate to 2%. This struct stays as it is. */
@@ -88,7 +92,7 @@ typedef struct kvf_simulation {
     /* Each request has one of these ends. */
     uint64_t done;
     uint64_t failed;   /**< its decode engine was told so, and would compute the prompt */
-    uint64_t lost;     /**< it was in an engine that was killed, or came when none of a role was there */
+    uint64_t lost;     /**< it was in an engine that was killed, or no engine of a role was there for it */
     char failure[256]; /**< why the first one failed */
 
     kvf_simulated_times prefill_wait; /**< for an engine to begin with the prompt */
@@ -111,9 +115,11 @@ typedef struct kvf_simulation {
     uint32_t killed;
 
     /* What must not happen, and is counted. */
-    uint64_t
-        foreign_runs; /**< runs that moved from or to blocks which were not then the request's, on both sides */
-    uint64_t left;    /**< requests, leases and blocks of agents that were left at the end */
+    /** Runs that moved to blocks which were not then the request's; or from such blocks, and what they brought was used */
+    uint64_t foreign_runs;
+    uint64_t left; /**< requests, leases and blocks of agents that were left at the end */
+
+    uint32_t cut_off;
 } kvf_simulation;
 
 /**

@@ -198,6 +198,8 @@ static const option_row rows[] = {
      NUMBER(lease_s, 86400)},
     {"killed", "N", "engines that are killed at random, and are back after 30 s (none)", NULL,
      COMMAND_SIMULATE, NUMBER(killed, 1u << 30)},
+    {"cut-off", "N", "engines that nothing reaches for 45 s, at random, while they go on (none)", NULL,
+     COMMAND_SIMULATE, NUMBER(cut_off, 1u << 30)},
     {"requests", "N", "how many requests (as many as memory allows, up to 64)", NULL, MOVING | COMMAND_SERVE,
      NUMBER(requests, 1u << 20)},
     {"transport", "KIND", "auto, or one kind of transport", "auto", LIVE, NAME(transport, transport_word)},

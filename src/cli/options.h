@@ -66,7 +66,7 @@ typedef struct options {
     uint32_t prefill_speed, decode_speed; /* tokens a second */
     uint32_t push_tokens;                 /* 0: decode engines read */
     uint32_t link_gbit, latency_us, run_ns, lease_s;
-    uint32_t killed; /* engines */
+    uint32_t killed, cut_off; /* engines */
     bool first_replica;
     kvf_memory_kind prefill_memory, decode_memory; /* for predictions */
     const char *json;                              /* a file, "-": instead of text; NULL: no JSON */

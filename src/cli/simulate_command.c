@@ -150,6 +150,7 @@ static int simulate(job *j) {
         .progress = on_progress,
         .context = j,
         .push_tokens = o->push_tokens,
+        .cut_off = o->cut_off,
     };
     j->found.struct_size = sizeof j->found;
     j->shown = progress_begin();
@@ -195,9 +196,9 @@ static int print_found(const job *j) {
     if (!print_times(f, o->push_tokens > 0))
         return failure("not enough memory");
     printf("\n");
-    print_labelled("ends", "%s done, %s failed, %s lost with the %u engines that were killed%s%s",
+    print_labelled("ends", "%s done, %s failed, %s lost; %u engines were killed, %u cut off%s%s",
                    text_count(f->done).text, text_count(f->failed).text, text_count(f->lost).text, f->killed,
-                   f->failure[0] ? "; the first failure: " : "", f->failure);
+                   f->cut_off, f->failure[0] ? "; the first failure: " : "", f->failure);
     print_labelled("links", "the busiest moved bytes for %.1f%% of the time", 100 * f->link_use);
     print_labelled("talk", "%.1f messages of %.0f bytes for each request; %s plans were built",
                    (double)f->messages / count,
@@ -238,6 +239,7 @@ static int write_json(const job *j) {
     json_count(out, "lost", f->lost);
     json_text(out, "failure", f->failure);
     json_count(out, "killed", f->killed);
+    json_count(out, "cut_off", f->cut_off);
     json_count(out, "simulated_ns", f->simulated_ns);
     add_json_times(out, "prefill_wait", &f->prefill_wait);
     add_json_times(out, "blocks_wait", &f->blocks_wait);

@@ -31,6 +31,7 @@ struct flow {
     kvf_modelled_endpoint *remote; /* NULL: it is gone */
     uint64_t generation;
     bool is_restless;
+    bool given_up;      /* the peer was not reached for too long */
     kvf_peer *peer;     /* NULL after its loss was reported */
     kvf_batch *oldest;  /* that was not ended */
     kvf_batch *current; /* that moves, or is about to; NULL: those from `oldest` on have moved */
@@ -60,6 +61,8 @@ static kvf_modelled_endpoint *find(kvf_world *world, uint64_t number) {
 static const char *find_loss(const flow *f) {
     if (!f->remote)
         return "the peer's process has ended";
+    if (f->given_up)
+        return "the peer's host does not answer";
     return f->generation < kvf_transport_oldest(f->remote->transport)
                ? "the card is for an older generation of the peer's memory: a new card is needed"
                : NULL;
@@ -175,9 +178,24 @@ static void count_moved(const flow *f) {
         world->moved(f->self->host, f->remote->host, batch->runs, batch->count, batch->bytes);
 }
 
+/* Whether the way there is closed. */
+static bool is_cut(const flow *f) {
+    return f->remote && !kvf_hosts_reach(f->self->host, f->remote->host);
+}
+
+/* The current batch flows when a word has gone there and back. */
+static void set_out(flow *f) {
+    kvf_world *world = world_of(f);
+    const uint64_t after = is_cut(f) ? KVF_FABRIC_REPEATS_NS : 2 * world->latency_ns;
+    kvf_happening_set(&world->line, &f->step, world->line.now + after);
+}
+
 static void step(kvf_happening *happening) {
     flow *f = (flow *)((char *)happening - offsetof(flow, step));
-    if (!f->from) {
+    if (is_cut(f)) {
+        f->given_up = true;
+        stir(f);
+    } else if (!f->from) {
         const bool reads = f->current->direction == KVF_READ;
         begin_flowing(f, reads ? &f->remote->out : &f->self->out, reads ? &f->self->in : &f->remote->in);
     } else {
@@ -193,13 +211,12 @@ static void step(kvf_happening *happening) {
 
 static kvf_status submit(void *at, kvf_batch *batch) {
     flow *f = at;
-    kvf_timeline *line = &world_of(f)->line;
     batch->next = BATCH_WAITS;
     f->oldest = f->oldest ? f->oldest : batch;
     if (!f->current) { /* the first of several waits for the way there and back; the others follow it at once */
         f->current = batch;
         load(f);
-        kvf_happening_set(line, &f->step, line->now + 2 * world_of(f)->latency_ns);
+        set_out(f);
     }
     return KVF_OK;
 }
@@ -214,6 +231,27 @@ static void cancel(void *at, kvf_batch *batch) {
         stop_flowing(f);
     } else if (f->from) {
         reckon(f);
+    }
+}
+
+/* The way between its hosts has closed, or opened. */
+static void turn(flow *f) {
+    if (!f->current || !f->remote || f->remote->host->owner == f->self->host->owner)
+        return;
+    if (f->from) {
+        settle(f);
+        stop_flowing(f);
+    }
+    set_out(f);
+}
+
+void kvf_fabric_turn(kvf_host *host) {
+    flow *f;
+    DL_FOREACH(host->endpoint->links, f) {
+        turn(f);
+    }
+    DL_FOREACH2(host->endpoint->comers, f, next_comer) {
+        turn(f);
     }
 }
 

@@ -78,7 +78,7 @@ kvf_status kvf_engine_start(kvf_fleet_engine *engine) {
     free_all_blocks(engine);
     engine->load = 0;
     engine->alive = !status;
-    engine->fleet->alive += engine->alive;
+    engine->fleet->there += engine->alive;
     if (!status)
         engine->contact =
             (kvf_contact){.engine = engine->name, .endpoint = kvf_agent_endpoint(engine->hosts[0].agent)};
@@ -95,8 +95,36 @@ void kvf_engine_kill(kvf_fleet_engine *engine) {
         kvf_happening_set(&world->line, &host->turn, UINT64_MAX);
     }
     world->quiet = false;
-    engine->fleet->alive -= engine->alive;
+    engine->fleet->there--;
     engine->alive = false;
+}
+
+bool kvf_engine_is_there(const kvf_fleet_engine *engine) {
+    return engine->alive && !engine->cut_off;
+}
+
+static void set_cut_off(kvf_fleet_engine *engine, bool cut_off) {
+    engine->cut_off = cut_off;
+    engine->fleet->there += cut_off ? UINT32_MAX : 1;
+    for (uint32_t r = 0; r < engine->fleet->rank_count; r++)
+        engine->hosts[r].cut_off = cut_off;
+    for (uint32_t r = 0; r < engine->fleet->rank_count; r++)
+        kvf_fabric_turn(&engine->hosts[r]);
+}
+
+void kvf_engine_cut_off(kvf_fleet_engine *engine) {
+    set_cut_off(engine, true);
+}
+
+void kvf_engine_join(kvf_fleet_engine *engine) {
+    set_cut_off(engine, false);
+    for (uint32_t r = 0; r < engine->fleet->rank_count; r++)
+        kvf_network_resume(&engine->hosts[r]);
+}
+
+void kvf_engine_break(kvf_fleet_engine *engine) {
+    for (uint32_t r = 0; r < engine->fleet->rank_count; r++)
+        kvf_network_break(&engine->hosts[r]);
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -245,6 +273,7 @@ static void free_engine(kvf_fleet_engine *engine) {
         kvf_free(engine->pools[p].owners);
     }
     kvf_happening_drop(line, &engine->happening);
+    kvf_happening_drop(line, &engine->returning);
     kvf_free(engine->pools);
     kvf_free(engine->hosts);
 }
@@ -338,17 +367,19 @@ static uint32_t owner_of(const kvf_host *host, uint32_t region, uint64_t offset,
     return owner;
 }
 
-uint64_t kvf_foreign_runs(const kvf_host *mover, const kvf_host *owner, const kvf_run *runs, size_t count,
-                          uint32_t *request) {
-    uint64_t foreign = 0;
-    *request = 0;
+kvf_run_owners kvf_run_owners_of(const kvf_host *mover, const kvf_host *owner, const kvf_run *runs,
+                                 size_t count) {
+    kvf_run_owners found = {0};
     for (size_t i = 0; i < count; i++) {
         const kvf_run *run = &runs[i];
         const uint32_t here = owner_of(mover, run->local_region, run->local_offset, run->bytes);
-        *request = i > 0 ? *request : here;
-        foreign += here == 0 || here != owner_of(owner, run->remote_region, run->remote_offset, run->bytes);
+        found.request = i > 0 ? found.request : here;
+        if (here == 0)
+            found.astray++;
+        else if (here != owner_of(owner, run->remote_region, run->remote_offset, run->bytes))
+            found.unlike++;
     }
-    return foreign;
+    return found;
 }
 
 uint64_t kvf_engine_left(const kvf_fleet_engine *engine) {

@@ -37,7 +37,8 @@ typedef struct kvf_fleet {
     kvf_memory *memory;          /* [region]: addresses that nothing may use */
     uint32_t region_most;
     kvf_fleet_engine *engines;
-    uint32_t engine_count, alive;
+    uint32_t engine_count;
+    uint32_t there; /* engines that are alive, and not cut off */
     double token_ns;
     kvf_agent_options agent;
     void (*event)(kvf_host *host, const kvf_event *event);
@@ -48,7 +49,7 @@ struct kvf_fleet_engine {
     char name[32];
     kvf_engine view; /* the shape, under this name */
     kvf_host *hosts; /* [rank] */
-    bool alive;
+    bool alive, cut_off;
     kvf_contact contact;
     kvf_block_pool *pools;
 
@@ -57,6 +58,8 @@ struct kvf_fleet_engine {
     kvf_job *queue; /* waiting for the engine, or for its blocks */
     kvf_job *computing;
     kvf_happening happening; /* when the prompt is computed, or a killed engine is there again */
+    kvf_happening returning; /* when one that is cut off is reached again */
+    uint64_t back_at;
 };
 
 /**
@@ -70,8 +73,17 @@ void kvf_fleet_close(kvf_fleet *fleet); /**< a zeroed one is accepted */
 
 /** Starts an engine's processes, with all blocks free. */
 kvf_status kvf_engine_start(kvf_fleet_engine *engine);
-/** Ends its processes without a word. */
+/** Ends its processes without a word. It must be there. */
 void kvf_engine_kill(kvf_fleet_engine *engine);
+
+/** Whether requests may be sent to it: it is alive, and not cut off. */
+bool kvf_engine_is_there(const kvf_fleet_engine *engine);
+/** Cuts its hosts off from those of all other engines, though not from each other. It must be there. */
+void kvf_engine_cut_off(kvf_fleet_engine *engine);
+/** It is reached again. */
+void kvf_engine_join(kvf_fleet_engine *engine);
+/** It is cut off for so long that connections break. */
+void kvf_engine_break(kvf_fleet_engine *engine);
 
 /** How many blocks a request of so many tokens has in a group. */
 uint32_t kvf_fleet_blocks(const kvf_fleet *fleet, uint32_t group, uint64_t tokens);
@@ -86,10 +98,15 @@ bool kvf_engine_take_blocks(kvf_fleet_engine *engine, uint32_t owner, uint64_t t
                             uint32_t *ids);
 void kvf_engine_give_blocks(kvf_fleet_engine *engine, const kvf_group_steps *steps);
 
-/** How many of these runs do not move from blocks of a request to blocks of the same one. `request` receives the number of
- * the one that has the first run's; 0: none has. */
-uint64_t kvf_foreign_runs(const kvf_host *mover, const kvf_host *owner, const kvf_run *runs, size_t count,
-                          uint32_t *request);
+/** Whose blocks some runs move from and to. */
+typedef struct kvf_run_owners {
+    uint32_t request; /* the number of the one that has the mover's blocks of the first run; 0: none has */
+    uint64_t astray;  /* runs where the blocks of the mover are nobody's */
+    uint64_t unlike;  /* runs where those of the other host are not the same request's */
+} kvf_run_owners;
+
+kvf_run_owners kvf_run_owners_of(const kvf_host *mover, const kvf_host *owner, const kvf_run *runs,
+                                 size_t count);
 
 /** How many requests, leases and blocks the agents of an engine have. */
 uint64_t kvf_engine_left(const kvf_fleet_engine *engine);

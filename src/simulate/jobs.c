@@ -16,7 +16,7 @@ typedef enum job_stage {
 
 /* What moved to a decode rank. */
 typedef struct job_share {
-    uint64_t bytes, runs;
+    uint64_t bytes, runs, spoiled;
 } job_share;
 
 typedef enum job_end { END_DONE, END_FAILED, END_LOST } job_end;
@@ -65,9 +65,9 @@ uint64_t kvf_draw(kvf_deployment *d, uint64_t below) {
 
 /* One of the engines that are there; NULL: none is. */
 kvf_fleet_engine *kvf_draw_engine(kvf_deployment *d, const kvf_fleet *fleet) {
-    uint64_t place = fleet->alive ? kvf_draw(d, fleet->engine_count) : 0;
-    for (uint32_t i = 0; fleet->alive && i < fleet->engine_count; i++, place++)
-        if (fleet->engines[place % fleet->engine_count].alive)
+    uint64_t place = fleet->there ? kvf_draw(d, fleet->engine_count) : 0;
+    for (uint32_t i = 0; fleet->there && i < fleet->engine_count; i++, place++)
+        if (kvf_engine_is_there(&fleet->engines[place % fleet->engine_count]))
             return &fleet->engines[place % fleet->engine_count];
     return NULL;
 }
@@ -75,7 +75,7 @@ kvf_fleet_engine *kvf_draw_engine(kvf_deployment *d, const kvf_fleet *fleet) {
 /* The less loaded of two. */
 static kvf_fleet_engine *choose_engine(kvf_deployment *d, const kvf_fleet *fleet) {
     kvf_fleet_engine *one = kvf_draw_engine(d, fleet), *other = one;
-    for (uint32_t tries = 0; other == one && fleet->alive > 1 && tries < 8; tries++)
+    for (uint32_t tries = 0; other == one && fleet->there > 1 && tries < 8; tries++)
         other = kvf_draw_engine(d, fleet);
     return one && other->load < one->load ? other : one;
 }
@@ -430,12 +430,13 @@ static kvf_job *job_of(const kvf_host *host, const kvf_event *event) {
 }
 
 void kvf_jobs_at_run(kvf_deployment *d, const kvf_host *decode, uint32_t number, uint64_t bytes,
-                     uint64_t runs) {
+                     uint64_t runs, uint64_t spoiled) {
     const kvf_job *job = find_job(d, number);
     if (!job || job->decode != decode->owner)
         return;
     job->shares[decode->rank].bytes += bytes;
     job->shares[decode->rank].runs += runs;
+    job->shares[decode->rank].spoiled += spoiled;
 }
 
 void kvf_jobs_at_prefill(kvf_host *host, const kvf_event *event) {
@@ -456,6 +457,8 @@ void kvf_jobs_at_decode(kvf_host *host, const kvf_event *event) {
     if (event->kind == KVF_EVENT_FAILED || event->kind == KVF_EVENT_DONE) {
         job->moving--;
         job->in_doubt |= event->kind == KVF_EVENT_FAILED;
+        if (event->kind == KVF_EVENT_DONE)
+            d->found->foreign_runs += job->shares[host->rank].spoiled;
         if (event->kind == KVF_EVENT_FAILED && !d->found->failure[0])
             (void)snprintf(d->found->failure, sizeof d->found->failure, "%s", event->detail);
         if (job->moving == 0)

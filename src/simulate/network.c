@@ -21,9 +21,10 @@ typedef struct line line;
 
 struct kvf_connection {
     size_t number;
-    line *client;                /* NULL: it has given the connection up */
-    kvf_modelled_link *server;   /* NULL: it has ended */
-    kvf_connection *prev, *next; /* of the server */
+    line *client;
+    kvf_modelled_link *server;
+    parcel *to_client, *to_server; /* that wait until the two hosts reach each other */
+    kvf_connection *prev, *next;   /* of the server */
 };
 
 /* An outgoing route; dialled again when its connection breaks. */
@@ -35,6 +36,7 @@ struct line {
     char endpoint[ENDPOINT_BYTES];
     kvf_connection *connection; /* NULL: none */
     bool broken;                /* on_broken() is due */
+    bool silent;                /* at the last try, nothing got there */
     uint64_t pause, next_try;
     line *prev, *next; /* of those without a connection */
 };
@@ -65,13 +67,31 @@ static void leave_unconnected(line *l, uint64_t next_try) {
     kvf_happening_by(&l->link->host->world->line, &l->link->host->turn, next_try);
 }
 
+static void free_parcels(parcel **list) {
+    parcel *one, *next;
+    DL_FOREACH_SAFE(*list, one, next) {
+        kvf_free(one);
+    }
+    *list = NULL;
+}
+
 static void forget(kvf_world *world, kvf_connection *connection) {
     world->connections[connection->number] = NULL;
-    if (connection->server) {
-        DL_DELETE(connection->server->incoming, connection);
-        connection->server->incoming_count--;
-    }
+    free_parcels(&connection->to_client);
+    free_parcels(&connection->to_server);
+    DL_DELETE(connection->server->incoming, connection);
+    connection->server->incoming_count--;
     kvf_free(connection);
+}
+
+/* Ends a connection. Its client notices, and tries again. */
+static void break_connection(kvf_connection *connection) {
+    line *l = connection->client;
+    kvf_world *world = l->link->host->world;
+    l->broken = true;
+    leave_unconnected(l, world->line.now + l->pause);
+    wake(l->link);
+    forget(world, connection);
 }
 
 /* A connection with a number that was never used; NULL: no memory. */
@@ -97,7 +117,8 @@ static bool dial(line *l) {
     kvf_world *world = l->link->host->world;
     kvf_modelled_link *server = NULL;
     HASH_FIND_STR(world->links, l->endpoint, server);
-    kvf_connection *made = server ? make_connection(world) : NULL;
+    l->silent = server ? !kvf_hosts_reach(l->link->host, server->host) : l->link->host->cut_off;
+    kvf_connection *made = server && !l->silent ? make_connection(world) : NULL;
     if (!made) {
         l->next_try = world->line.now + l->pause;
         l->pause = kvf_min_u64(2 * l->pause, LONGEST_PAUSE);
@@ -123,8 +144,8 @@ static kvf_status open_link(const kvf_link_options *options, kvf_link **out) {
     link->base.table = &kvf_modelled_network;
     link->options = *options;
     link->host = world->opening;
-    const uint64_t number = ++world->last_link; /* never used again, as of machines with many ports */
-    (void)snprintf(link->endpoint, sizeof link->endpoint, "tcp://10.%u.%u.%u:%u",
+    const uint64_t number = ++world->last_link; /* never used again, and no address of this machine */
+    (void)snprintf(link->endpoint, sizeof link->endpoint, "tcp://240.%u.%u.%u:%u",
                    (unsigned)(number >> 24 & 255), (unsigned)(number >> 16 & 255),
                    (unsigned)(number >> 8 & 255), 1024 + (unsigned)(number & 255));
     HASH_ADD_STR(world->links, endpoint, link);
@@ -140,12 +161,10 @@ static kvf_status open_link(const kvf_link_options *options, kvf_link **out) {
 static void free_line(line *l) {
     HASH_DELETE(by_route, l->link->lines_by_route, l);
     HASH_DELETE(by_endpoint, l->link->lines_by_endpoint, l);
-    if (l->connection) {
-        l->connection->client = NULL;
+    if (l->connection)
         forget(l->link->host->world, l->connection);
-    } else {
+    else
         DL_DELETE(l->link->unconnected, l);
-    }
     kvf_free(l);
 }
 
@@ -159,17 +178,9 @@ static void close_link(kvf_link *base) {
     }
     kvf_connection *c, *next;
     DL_FOREACH_SAFE(link->incoming, c, next) {
-        if (c->client) {
-            c->client->broken = true;
-            leave_unconnected(c->client, world->line.now + c->client->pause);
-            wake(c->client->link);
-        }
-        forget(world, c);
+        break_connection(c);
     }
-    parcel *one, *after;
-    DL_FOREACH_SAFE(link->inbox, one, after) {
-        kvf_free(one);
-    }
+    free_parcels(&link->inbox);
     link->host->link = NULL;
     kvf_free(link);
 }
@@ -230,15 +241,35 @@ static void disconnect_link(kvf_link *base, kvf_route route) {
         free_line(l);
 }
 
-static kvf_status put(kvf_modelled_link *to, kvf_route route, const void *data, size_t bytes) {
+static void carry(kvf_modelled_link *to, parcel *one) {
     kvf_world *world = to->host->world;
+    one->due = world->line.now + world->latency_ns;
+    DL_APPEND(to->inbox, one);
+    kvf_happening_by(&world->line, &to->host->turn, one->due);
+}
+
+/* Carries what has waited in a connection. */
+static void carry_kept(kvf_modelled_link *to, parcel **kept) {
+    parcel *one = *kept, *next;
+    for (*kept = NULL; one; one = next) {
+        next = one->next;
+        carry(to, one);
+    }
+}
+
+static kvf_status put(kvf_connection *over, bool to_server, const void *data, size_t bytes) {
+    kvf_world *world = over->server->host->world;
     parcel *one = kvf_alloc(1, sizeof *one + bytes);
     if (!one)
         return kvf_nomem("a simulated message");
-    *one = (parcel){.due = world->line.now + world->latency_ns, .route = route, .bytes = bytes};
+    *one = (parcel){.route = to_server ? INCOMING | over->number : over->client->route, .bytes = bytes};
     memcpy(one->data, data, bytes);
-    DL_APPEND(to->inbox, one);
-    kvf_happening_by(&world->line, &to->host->turn, one->due);
+    if (kvf_hosts_reach(over->client->link->host, over->server->host))
+        carry(to_server ? over->server : over->client->link, one);
+    else if (to_server)
+        DL_APPEND(over->to_server, one);
+    else
+        DL_APPEND(over->to_client, one);
     world->messages++;
     world->message_bytes += bytes;
     return KVF_OK;
@@ -249,15 +280,15 @@ static kvf_status send_by(kvf_link *base, kvf_route route, const void *data, siz
     if (link->host->world->quiet)
         return KVF_OK;
     if (route & INCOMING) {
-        const kvf_connection *c = connection_of(link, route);
-        return c && c->client ? put(c->client->link, c->client->route, data, bytes)
-                              : kvf_fail(KVF_E_NOT_FOUND, "connection %llu has ended",
-                                         (unsigned long long)(route & ~INCOMING));
+        kvf_connection *c = connection_of(link, route);
+        return c ? put(c, false, data, bytes)
+                 : kvf_fail(KVF_E_NOT_FOUND, "connection %llu has ended",
+                            (unsigned long long)(route & ~INCOMING));
     }
     const line *l = line_of(link, route);
     if (!l)
         return kvf_fail(KVF_E_NOT_FOUND, "there is no route %llu", (unsigned long long)route);
-    return l->connection ? put(l->connection->server, INCOMING | l->connection->number, data, bytes) : KVF_OK;
+    return l->connection ? put(l->connection, true, data, bytes) : KVF_OK;
 }
 
 static void tell(const kvf_modelled_link *link, const line *l, kvf_status status, const char *what) {
@@ -281,7 +312,9 @@ static void take_care_of(kvf_modelled_link *link, line *l) {
         l->broken = false;
         tell(link, l, KVF_E_PEER_LOST, "the connection broke");
     } else if (!dial(l)) {
-        tell(link, l, KVF_E_IO, "no connection: it was refused because nobody listens there");
+        tell(link, l, l->silent ? KVF_E_TIMEOUT : KVF_E_IO,
+             l->silent ? "no connection: the host does not answer"
+                       : "no connection: it was refused because nobody listens there");
     }
 }
 
@@ -331,6 +364,41 @@ static kvf_link_counts count_link(const kvf_link *base) {
 
 static bool has_ended(const kvf_link *base, kvf_route route) {
     return (route & INCOMING) && !connection_of((const kvf_modelled_link *)base, route);
+}
+
+/* ---- hosts that are cut off -------------------------------------------------------------------- */
+
+static void resume(kvf_connection *c) {
+    if (!kvf_hosts_reach(c->client->link->host, c->server->host))
+        return;
+    carry_kept(c->client->link, &c->to_client);
+    carry_kept(c->server, &c->to_server);
+}
+
+static void break_if_cut(kvf_connection *c) {
+    if (!kvf_hosts_reach(c->client->link->host, c->server->host))
+        break_connection(c);
+}
+
+/* Does it with each connection of a link, of which it may end that one. */
+static void for_each_connection(kvf_modelled_link *link, void (*act)(kvf_connection *connection)) {
+    kvf_connection *c, *next;
+    line *l, *next_line;
+    DL_FOREACH_SAFE(link->incoming, c, next) {
+        act(c);
+    }
+    HASH_ITER(by_route, link->lines_by_route, l, next_line) {
+        if (l->connection)
+            act(l->connection);
+    }
+}
+
+void kvf_network_resume(kvf_host *host) {
+    for_each_connection(host->link, resume);
+}
+
+void kvf_network_break(kvf_host *host) {
+    for_each_connection(host->link, break_if_cut);
 }
 
 const kvf_link_table kvf_modelled_network = {

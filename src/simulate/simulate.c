@@ -9,12 +9,16 @@
 
 #include "simulate/fabric.h"
 #include "simulate/jobs.h"
+#include "simulate/network.h"
 
 #define LOOKS 16u                /* at what agents keep for their peers, but not more than one in a second */
 #define STEPS_BETWEEN_CALLS 256u /* before the real clock is read again */
 #define CALL_PAUSE (100 * KVF_MILLISECOND)
 
-/* ---- killing --------------------------------------------------------------------------------- */
+#define CUT_OFF_NS (45 * KVF_SECOND)
+#define RESTART_NS (30 * KVF_SECOND)
+
+/* ---- what happens to engines ----------------------------------------------------------------- */
 
 static void count_plans(const kvf_fleet_engine *engine, uint64_t *plans) {
     for (uint32_t r = 0; r < engine->fleet->rank_count && engine->alive; r++) {
@@ -28,37 +32,76 @@ static void kill_engine(kvf_deployment *d, kvf_fleet_engine *engine) {
     count_plans(engine, &d->closed_plans);
     kvf_engine_kill(engine);
     kvf_jobs_lose(d, engine,
-                  d->world.line.now + (d->options->restart_ns ? d->options->restart_ns : 30 * KVF_SECOND));
+                  d->world.line.now + (d->options->restart_ns ? d->options->restart_ns : RESTART_NS));
     d->found->killed++;
 }
 
-static void at_kill(kvf_happening *happening) {
-    kvf_deployment *d = (kvf_deployment *)((char *)happening - offsetof(kvf_deployment, kill));
+/* An engine that is cut off has been so for as long as connections last, or is reached again. */
+static void at_return(kvf_happening *happening) {
+    kvf_fleet_engine *engine =
+        (kvf_fleet_engine *)((char *)happening - offsetof(kvf_fleet_engine, returning));
+    kvf_timeline *line = &engine->fleet->world->line;
+    if (line->now < engine->back_at) {
+        kvf_engine_break(engine);
+        kvf_happening_set(line, happening, engine->back_at);
+    } else {
+        kvf_engine_join(engine);
+    }
+}
+
+static void cut_engine_off(kvf_deployment *d, kvf_fleet_engine *engine) {
+    const uint64_t now = d->world.line.now;
+    kvf_engine_cut_off(engine);
+    engine->back_at = now + (d->options->cut_off_ns ? d->options->cut_off_ns : CUT_OFF_NS);
+    kvf_happening_set(&d->world.line, &engine->returning,
+                      kvf_min_u64(engine->back_at, now + KVF_NETWORK_KEEPS_NS));
+    d->found->cut_off++;
+}
+
+static void at_blow(kvf_happening *happening) {
+    kvf_deployment *d = (kvf_deployment *)((char *)happening - offsetof(kvf_deployment, blow));
+    const kvf_blow *blow = &d->blows[d->struck++];
     const uint64_t one = kvf_draw(d, (uint64_t)d->prefill.engine_count + d->decode.engine_count);
-    kvf_fleet *fleet = one < d->prefill.engine_count ? &d->prefill : &d->decode;
-    kvf_fleet_engine *engine = kvf_draw_engine(d, fleet);
-    if (engine)
+    kvf_fleet_engine *engine = kvf_draw_engine(d, one < d->prefill.engine_count ? &d->prefill : &d->decode);
+    if (engine && blow->kills)
         kill_engine(d, engine);
-    if (++d->kill_count < d->options->killed)
-        kvf_happening_set(&d->world.line, &d->kill, d->kills[d->kill_count]);
+    else if (engine)
+        cut_engine_off(d, engine);
+    if (d->struck < d->blow_count)
+        kvf_happening_set(&d->world.line, &d->blow, d->blows[d->struck].at);
 }
 
-static int compare_times(const void *a, const void *b) {
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
+static int compare_blows(const void *a, const void *b) {
+    const kvf_blow *x = a, *y = b;
+    return x->at != y->at ? (x->at > y->at) - (x->at < y->at) : x->kills - y->kills;
 }
 
-static kvf_status prepare_kills(kvf_deployment *d) {
+static kvf_status make_returns(kvf_deployment *d, const kvf_fleet *fleet) {
+    kvf_status status = KVF_OK;
+    for (uint32_t i = 0; i < fleet->engine_count && !status; i++)
+        status = kvf_happening_make(&d->world.line, &fleet->engines[i].returning, at_return);
+    return status;
+}
+
+static kvf_status prepare_blows(kvf_deployment *d) {
     const kvf_simulation_options *o = d->options;
-    d->kills = kvf_alloc(o->killed, sizeof *d->kills);
-    if (!d->kills)
+    const uint64_t count = (uint64_t)o->killed + o->cut_off;
+    if (count > UINT32_MAX)
+        return kvf_fail(KVF_E_RANGE, "killed is %u and cut_off %u; allowed: up to 2^32 - 1 together",
+                        o->killed, o->cut_off);
+    d->blow_count = (uint32_t)count;
+    d->blows = kvf_alloc(count, sizeof *d->blows);
+    if (!d->blows)
         return kvf_nomem("a simulation");
-    for (uint32_t i = 0; i < o->killed; i++)
-        d->kills[i] = kvf_draw(d, d->last_ns + 1);
-    qsort(d->kills, o->killed, sizeof *d->kills, compare_times);
-    if (o->killed > 0)
-        kvf_happening_set(&d->world.line, &d->kill, d->kills[0]);
-    return KVF_OK;
+    for (uint32_t i = 0; i < count; i++)
+        d->blows[i] = (kvf_blow){kvf_draw(d, d->last_ns + 1), i < o->killed};
+    qsort(d->blows, count, sizeof *d->blows, compare_blows);
+    kvf_status status = o->cut_off > 0 ? make_returns(d, &d->prefill) : KVF_OK;
+    if (!status && o->cut_off > 0)
+        status = make_returns(d, &d->decode);
+    if (!status && count > 0)
+        kvf_happening_set(&d->world.line, &d->blow, d->blows[0].at);
+    return status;
 }
 
 /* ---- looking --------------------------------------------------------------------------------- */
@@ -84,9 +127,9 @@ static void at_look(kvf_happening *happening) {
 static void at_run(kvf_host *mover, kvf_host *owner, const kvf_run *runs, size_t count, uint64_t bytes) {
     kvf_deployment *d = (kvf_deployment *)mover->world;
     const bool reads = ((const kvf_fleet_engine *)mover->owner)->fleet == &d->decode;
-    uint32_t request;
-    d->found->foreign_runs += kvf_foreign_runs(mover, owner, runs, count, &request);
-    kvf_jobs_at_run(d, reads ? mover : owner, request, bytes, count);
+    const kvf_run_owners owners = kvf_run_owners_of(mover, owner, runs, count);
+    d->found->foreign_runs += owners.astray + (reads ? 0 : owners.unlike);
+    kvf_jobs_at_run(d, reads ? mover : owner, owners.request, bytes, count, reads ? owners.unlike : 0);
 }
 
 /* ---- the whole ------------------------------------------------------------------------------- */
@@ -161,7 +204,7 @@ static kvf_status prepare(kvf_deployment *d) {
     if (!status)
         status = kvf_happening_make(&world->line, &d->look, at_look);
     if (!status)
-        status = kvf_happening_make(&world->line, &d->kill, at_kill);
+        status = kvf_happening_make(&world->line, &d->blow, at_blow);
     if (!status)
         status = kvf_jobs_begin(d);
     if (status)
@@ -169,7 +212,7 @@ static kvf_status prepare(kvf_deployment *d) {
     d->last_ns = o->requests[o->request_count - 1].at_ns;
     d->looked_ns = kvf_max_u64(d->last_ns / LOOKS, KVF_SECOND);
     kvf_happening_set(&world->line, &d->look, d->looked_ns);
-    return prepare_kills(d);
+    return prepare_blows(d);
 }
 
 /* Whether the caller lets it go on. */
@@ -235,10 +278,10 @@ static void close_simulation(kvf_deployment *d) {
     kvf_fleet_close(&d->decode);
     kvf_jobs_free(d);
     kvf_happening_drop(&d->world.line, &d->look);
-    kvf_happening_drop(&d->world.line, &d->kill);
+    kvf_happening_drop(&d->world.line, &d->blow);
     kvf_timeline_free(&d->world.line);
     kvf_free(d->world.connections);
-    kvf_free(d->kills);
+    kvf_free(d->blows);
     kvf_free(d);
 }
 

@@ -23,6 +23,7 @@ struct kvf_host {
     kvf_modelled_endpoint *endpoint; /* likewise, of its transport */
     kvf_happening turn;              /* when the agent has something to do */
     void *owner;                     /* the fleet's */
+    bool cut_off;                    /* only hosts of the same owner are reached */
     uint32_t rank;
 };
 
@@ -51,6 +52,11 @@ struct kvf_world {
 /** Lets a host's agent have its turn now. */
 static inline void kvf_host_wake(kvf_host *host) {
     kvf_happening_by(&host->world->line, &host->turn, host->world->line.now);
+}
+
+/** Whether anything gets from one host to the other, and back. */
+static inline bool kvf_hosts_reach(const kvf_host *one, const kvf_host *other) {
+    return one->owner == other->owner || (!one->cut_off && !other->cut_off);
 }
 
 /** The simulation cannot go on: its first reason stays. */

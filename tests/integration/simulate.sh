@@ -7,7 +7,7 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$output" "$errors" "$work"' EXIT
 
-succeeds "a deployment is simulated" '^ends +200 done, 0 failed, 0 lost with the 0 engines' simulate --requests 200
+succeeds "a deployment is simulated" '^ends +200 done, 0 failed, 0 lost; 0 engines were killed, 0 cut off' simulate --requests 200
 succeeds "nothing is left, and no run is of another request" \
     '^checks +0 runs to or from blocks of another request; 0 requests, leases and' simulate --requests 200 --killed 3
 succeeds "the fleet is said" '^fleet +3 prefill and 5 decode engines, 22 ranks; ' \
@@ -55,6 +55,7 @@ counts "a trace is cut" "out['requests'] == 2 and out['bytes'] == (6758 + 700) *
 counts "a trace is played at another rate" "out['simulated_ns'] < 20e9" --trace "$work/mooncake.jsonl" --rate 1
 counts "each time is in the object" "out['hand_over']['p50_ns'] >= out['alone']['p50_ns'] > 0 and out['left'] == 0"
 counts "killed engines are counted" "out['killed'] == 2 and out['done'] + out['failed'] + out['lost'] == 1000" --killed 2
+counts "so are those that are cut off" "out['cut_off'] == 3 and out['done'] > 900 and out['left'] == 0" --cut-off 3
 
 refuses "a file that is no trace is refused" 2 'line 1 is no request; allowed: an object with timestamp' \
     simulate --trace "$0"

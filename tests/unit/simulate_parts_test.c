@@ -179,6 +179,15 @@ static kvf_run run_of(const scene *s, uint32_t group, uint32_t layer, uint32_t o
     return (kvf_run){here.offset, there.offset, here.bytes, here.region, there.region};
 }
 
+/* Of one run, which rank 1 of the first engine moves. */
+static void assert_owners(const scene *s, kvf_run run, uint32_t request, uint64_t astray, uint64_t unlike) {
+    const kvf_run_owners found =
+        kvf_run_owners_of(&s->fleet.engines[0].hosts[1], &s->fleet.engines[1].hosts[1], &run, 1);
+    assert_int_equal(found.request, request);
+    assert_int_equal(found.astray, astray);
+    assert_int_equal(found.unlike, unlike);
+}
+
 /* The control of simulations: only runs from blocks of a request to blocks of the same one are right. */
 static void runs_to_or_from_blocks_of_others_are_foreign(void **state) {
     static const char *const orders[] = {"L|BPHN", "L|BPNH", "LP|BNH", "BLPHN", "LBPHN", "L|PBHN"};
@@ -186,7 +195,7 @@ static void runs_to_or_from_blocks_of_others_are_foreign(void **state) {
     for (uint32_t i = 0; i < COUNT_OF(orders); i++) {
         scene s;
         kvf_group_steps a, b, other;
-        uint32_t ids[3][4], request;
+        uint32_t ids[3][4];
         open_scene(&s, "llama-3.1-8b", orders[i], false);
         kvf_fleet_engine *one = &s.fleet.engines[0], *two = &s.fleet.engines[1];
         assert_true(kvf_engine_take_blocks(one, 1, 64, &a, ids[0]));
@@ -194,20 +203,16 @@ static void runs_to_or_from_blocks_of_others_are_foreign(void **state) {
         assert_true(kvf_engine_take_blocks(two, 2, 64, &other, ids[2]));
         for (uint32_t layer = 0; layer < 32; layer += 31)
             for (uint32_t block = 0; block < 4; block++) {
-                const kvf_run right = run_of(&s, 0, layer, ids[0][block], ids[1][block]);
-                const kvf_run wrong = run_of(&s, 0, layer, ids[0][block], ids[2][block]);
-                const kvf_run nobodys = run_of(&s, 0, layer, 63, ids[1][block]);
-                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &right, 1, &request), 0);
-                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &wrong, 1, &request), 1);
-                assert_int_equal(request, 1);
-                assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &nobodys, 1, &request), 1);
-                assert_int_equal(request, 0);
+                assert_owners(&s, run_of(&s, 0, layer, ids[0][block], ids[1][block]), 1, 0, 0);
+                assert_owners(&s, run_of(&s, 0, layer, ids[0][block], ids[2][block]), 1, 0, 1);
+                assert_owners(&s, run_of(&s, 0, layer, ids[0][block], 63), 1, 0, 1);
+                assert_owners(&s, run_of(&s, 0, layer, 63, ids[1][block]), 0, 1, 0);
             }
         kvf_run two_blocks =
             run_of(&s, 0, 0, ids[0][1], ids[1][1]); /* and into the one behind it, or the end */
         two_blocks.bytes = kvf_shard_placement(kvf_engine_shard(s.engine, 1), 0, 0, 0)->block_stride + 1;
         kvf_engine_give_blocks(one, &a);
-        assert_int_equal(kvf_foreign_runs(&one->hosts[1], &two->hosts[1], &two_blocks, 1, &request), 1);
+        assert_owners(&s, two_blocks, 0, 1, 0);
         close_scene(&s);
     }
 }

@@ -238,21 +238,26 @@ static void draw_requests(scene *s, uint32_t count, uint64_t pause) {
     }
 }
 
+/* Six engines of either role, to which something happens. */
+static void open_fleets(scene *s, double link, uint32_t seed, uint32_t push_tokens) {
+    open_scene(s, "llama-3.1-8b", 2, 1);
+    s->options.prefill.engine_count = 6;
+    s->options.decode.engine_count = 6;
+    s->options.prefill.tokens_per_second = 20000;
+    s->options.decode.tokens_per_second = 50;
+    s->options.link_bytes_per_second = link; /* slow, so that something is under way */
+    s->options.seed = seed;
+    s->options.push_tokens = push_tokens;
+}
+
 static void kill_engines(uint32_t push_tokens) {
     uint64_t failed = 0, lost = 0;
     for (uint32_t seed = 1; seed <= 8; seed++) {
         scene s;
-        open_scene(&s, "llama-3.1-8b", 2, 1);
-        s.options.prefill.engine_count = 6;
-        s.options.decode.engine_count = 6;
-        s.options.prefill.tokens_per_second = 20000;
-        s.options.decode.tokens_per_second = 50;
-        s.options.link_bytes_per_second = 1e9; /* hand-overs take long, so that they are cut */
+        open_fleets(&s, 1e9, seed, push_tokens);
         s.options.lease_ns = 2 * SECOND;
         s.options.killed = 10;
         s.options.restart_ns = SECOND;
-        s.options.seed = seed;
-        s.options.push_tokens = push_tokens;
         draw_requests(&s, 500, 10 * MS);
         simulate(&s);
         assert_int_equal(s.found.killed, 10);
@@ -274,6 +279,50 @@ static void engines_that_are_killed_leave_nothing_behind(void **state) {
 static void engines_that_are_killed_while_they_push_leave_nothing_behind(void **state) {
     (void)state;
     kill_engines(500);
+}
+
+/* Engines that are cut off for `cut_off_ns`, with leases of 12 s; what failed is added to `failed`. */
+static void cut_engines_off(uint64_t cut_off_ns, uint32_t push_tokens, uint64_t *failed) {
+    for (uint32_t seed = 1; seed <= 4; seed++) {
+        scene s;
+        open_fleets(&s, 2e8, seed, push_tokens);
+        s.options.lease_ns = 12 * SECOND;
+        s.options.cut_off = 5;
+        s.options.cut_off_ns = cut_off_ns;
+        draw_requests(&s, 500, 20 * MS + cut_off_ns / 100);
+        simulate(&s);
+        const uint64_t over = s.requests[499].at_ns + cut_off_ns;
+        assert_int_equal(s.found.cut_off, 5);
+        assert_int_equal(s.found.lost, 0);
+        assert_true(s.found.done > 400);
+        assert_true(s.found.simulated_ns < over + 60 * SECOND); /* nobody waited for a deadline */
+        *failed += s.found.failed;
+        close_scene(&s);
+    }
+}
+
+static void what_is_cut_off_for_a_moment_goes_on(void **state) {
+    uint64_t failed = 0;
+    (void)state;
+    cut_engines_off(SECOND, 0, &failed);
+    cut_engines_off(SECOND, 500, &failed);
+    assert_int_equal(failed, 0);
+}
+
+static void what_is_cut_off_for_long_is_told(void **state) {
+    uint64_t read = 0, written = 0;
+    (void)state;
+    cut_engines_off(20 * SECOND, 0, &read);
+    cut_engines_off(20 * SECOND, 500, &written);
+    assert_true(read > 0 && written > 0); /* otherwise nothing was tried */
+}
+
+static void what_is_cut_off_until_connections_break_is_met_again(void **state) {
+    uint64_t read = 0, written = 0;
+    (void)state;
+    cut_engines_off(70 * SECOND, 0, &read);
+    cut_engines_off(70 * SECOND, 500, &written);
+    assert_true(read > 0 && written > 0);
 }
 
 static void when_all_engines_of_a_role_are_dead_requests_are_lost(void **state) {
@@ -442,6 +491,9 @@ int main(void) {
         cmocka_unit_test(pushed_prompts_wait_for_blocks_first),
         cmocka_unit_test(engines_that_are_killed_leave_nothing_behind),
         cmocka_unit_test(engines_that_are_killed_while_they_push_leave_nothing_behind),
+        cmocka_unit_test(what_is_cut_off_for_a_moment_goes_on),
+        cmocka_unit_test(what_is_cut_off_for_long_is_told),
+        cmocka_unit_test(what_is_cut_off_until_connections_break_is_met_again),
         cmocka_unit_test(when_all_engines_of_a_role_are_dead_requests_are_lost),
         cmocka_unit_test(equal_seeds_have_equal_courses),
         cmocka_unit_test(all_kinds_of_caches_are_simulated),
