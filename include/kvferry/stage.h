@@ -78,7 +78,8 @@ typedef struct kvf_stage_options {
     /** How long slots are kept that a lost peer may still touch. And if all slots are lent and a peer has waited this
      * long for its first one, flows that have given none back meanwhile are ended, and their slots are free after the
      * same time again. When the time is over, a peer that has not answered is shut out (kvf_transport_fence()) and let in
-     * again, where the transport can do that. 0: 30 s */
+     * again. Where the transport cannot do that, slots that it may have written to are kept for as long as the network may
+     * bring something late ("ucx.late_ms", "libfabric.late_ms"). 0: 30 s */
     uint64_t doubt_ns;
     /** Returns whether this peer may begin this flow. If not, the peer is told what kvf_error_detail() says after the
      * call. NULL: all peers that have joined may. */

@@ -77,8 +77,7 @@ typedef struct kvf_peer kvf_peer;
  *                 have numbers of their own
  *   "libfabric.provider"  the provider, such as "efa", "cxi", "tcp" or, in libfabric 1.17, "net" (TCP); default: the
  *                 first of these that is there, and with "auto" only efa and cxi. If it is set, "auto" uses libfabric
- *                 on any machine. Over TCP, a peer that acknowledges nothing for a minute, or lives and takes nothing,
- *                 is lost: the sockets have a TCP_USER_TIMEOUT of 60 s, and so have those of UCX
+ *                 on any machine
  *   "libfabric.domain"    the network interface, as the provider calls it, such as "rdmap0s6-rdm" or "eth0"; default:
  *                 the provider's first
  *   "libfabric.library"   the libfabric to load: files, separated by ':'; the first usable one is loaded. The system's
@@ -96,6 +95,12 @@ typedef struct kvf_peer kvf_peer;
  *                 their files have the same names
  *   "ucx.devices" value for UCX_NET_DEVICES, such as "eth0" or "mlx5_0:1"; default: that of the environment. For hosts
  *                 with interfaces that peers cannot reach, such as bridges for containers
+ *   "ucx.late_ms", "libfabric.late_ms"  for how long what a peer has sent may still arrive, in milliseconds, up to an hour
+ *                 [60000]. These kinds cannot shut a peer out, so when one falls silent while it writes, an agent keeps
+ *                 its blocks, and a stage its slots, for so long after the peer has stopped by its own clock. Over TCP
+ *                 the sockets have it as their TCP_USER_TIMEOUT: a peer that acknowledges nothing for so long, or lives
+ *                 and takes nothing, is lost, and what was on its way with it. RDMA's own repetitions must end earlier.
+ *                 All peers must have the same value
  *   "ucx.emulated" whether to trust a UCX that finds no RDMA, and would emulate one-sided operations, with all
  *                 memory. Such a UCX lets peers access any address of the process, and operations on their way
  *                 cannot be kept out. "off" (default): "auto" does not use it for memory of the host, because messages

@@ -2,8 +2,8 @@
  * Expectations: being written to by a producer.
  *
  * Each producer rank may write until a time, which heartbeats extend. When an expectation fails its writers are told to
- * stop. Until each has answered that it stopped, or its time is over, the blocks are in doubt: no other request may use
- * them.
+ * stop. Until each has answered that it stopped, or its time is over and nothing that it has sent can still arrive, the
+ * blocks are in doubt: no other request may use them.
  */
 #include <stdio.h>
 
@@ -287,13 +287,15 @@ static void answer_given_up(kvf_session *session, const kvf_call_body *call, con
 
 /*
  * A writer that has lost its connection to us cannot know which of its writes are still on their way. If the transport
- * cannot stop them, we take the writer's word; if they have not ended yet, we look again when its time is over. If packed,
- * they reach no blocks, and what else it writes is left alone.
+ * cannot stop them, or they have not ended yet, we look again when its time is over. If packed, they reach no blocks, and
+ * what else it writes is left alone.
  */
 static bool stops(const kvf_source *source) {
     const kvf_session *session = source->session;
-    return is_packed(source->ticket) ||
-           kvf_endpoint_stop(session->agent, session->card, session->card_bytes, true) != KVF_E_AGAIN;
+    if (is_packed(source->ticket))
+        return true;
+    const kvf_status status = kvf_endpoint_stop(session->agent, session->card, session->card_bytes, true);
+    return status != KVF_E_AGAIN && status != KVF_E_UNSUPPORTED;
 }
 
 bool kvf_expect_has_stopped(const kvf_source *source) {
@@ -390,11 +392,20 @@ static void withdraw(kvf_source *source) {
 
 /*
  * A writer's time is over, and it has not reported that it stopped. It stops by itself, unless its process is suspended
- * in the middle of a write: then we shut it out, if the transport can, and wait for it.
+ * in the middle of a write: then we shut it out, and wait for it. If the transport cannot do that, the network may still
+ * have what it sent.
  */
-static bool is_shut_out(kvf_source *source) {
+static bool is_shut_out(kvf_source *source, uint64_t now) {
     kvf_agent *agent = source->ticket->base.agent;
-    if (!source->card || kvf_endpoint_stop(agent, source->card, source->card_bytes, true) != KVF_E_AGAIN)
+    if (source->late_until || !source->card)
+        return now >= source->late_until;
+    const kvf_status status = kvf_endpoint_stop(agent, source->card, source->card_bytes, true);
+    if (status == KVF_E_UNSUPPORTED) {
+        source->late_until =
+            source->until + WRITER_MARGIN + kvf_endpoint_late_ns(agent, source->card, source->card_bytes);
+        return now >= source->late_until;
+    }
+    if (status != KVF_E_AGAIN)
         return true;
     if (!source->stays) /* logged once: it may stay for as long as its process lives */
         kvf_agent_log(agent, KVF_LOG_WARNING, kvf_error_detail());
@@ -404,8 +415,7 @@ static bool is_shut_out(kvf_source *source) {
 
 /*
  * Whether a writer's process has ended with nothing under way: the transport has seen the process, and no longer does.
- * If the transport cannot tell (UCX and libfabric may still take in earlier data), the writer is over when its time
- * ends.
+ * If the transport cannot tell (UCX and libfabric may still take in earlier data), its time has to end.
  */
 static bool has_ended(kvf_source *source) {
     kvf_agent *agent = source->ticket->base.agent;
@@ -429,11 +439,12 @@ static bool all_settled(kvf_asker *expect, uint64_t now) {
         if (!source->settled && source->gone)
             source->settled = has_ended(source);
         if (!source->settled && now >= end)
-            source->settled = is_shut_out(source);
+            source->settled = is_shut_out(source, now);
         if (!source->settled)
-            kvf_agent_due(expect->base.agent, source->gone ? now + ENDING_PAUSE
-                                              : now < end  ? end
-                                                           : now + WRITER_MARGIN);
+            kvf_agent_due(expect->base.agent, source->gone         ? now + ENDING_PAUSE
+                                              : now < end          ? end
+                                              : source->late_until ? source->late_until
+                                                                   : now + WRITER_MARGIN);
         all &= source->settled;
     }
     return all;

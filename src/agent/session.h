@@ -235,6 +235,8 @@ void kvf_session_disconnect(kvf_session *session);
 
 /** kvf_transport_stop_endpoint() of our transport; only for the thread that has the work. */
 kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, bool until_it_has);
+/** For how long writes may still arrive of one that kvf_endpoint_stop() cannot stop: kvf_transport_late_ns(). */
+uint64_t kvf_endpoint_late_ns(const kvf_agent *agent, const void *card, size_t bytes);
 
 /** Copies the card of the peer's memory; if it differs from the card we had, ends the transport's connection. */
 kvf_status kvf_session_take_card(kvf_session *session, const void *card, size_t bytes);

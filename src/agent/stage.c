@@ -214,6 +214,10 @@ kvf_status kvf_endpoint_stop(kvf_agent *agent, const void *card, size_t bytes, b
     return kvf_transport_stop_endpoint(agent->transport, card, bytes, until_it_has);
 }
 
+uint64_t kvf_endpoint_late_ns(const kvf_agent *agent, const void *card, size_t bytes) {
+    return kvf_transport_late_ns(agent->transport, card, bytes);
+}
+
 /* Whether nothing is under way here any more for a peer whose process has ended. The agents' link may notice the end
  * before the transport does, whose own copies for the peer may still be queued on a device. Where the transport cannot
  * tell, the end counts unless the transport itself said so: UCX and libfabric may still take in earlier data then. */

@@ -111,10 +111,11 @@ struct kvf_source {
     bool more;           /* expect: more ids are to be sent */
     void *card;          /* expect: of a writer in doubt, to shut it out */
     size_t card_bytes;
-    bool asked;            /* expect: EXPECT was sent */
-    uint32_t opening;      /* expect: in this opening of the session */
-    bool gone;             /* expect: the process of a writer in doubt has ended */
-    bool stays;            /* expect: it was logged that a writer does not end a write */
+    bool asked;          /* expect: EXPECT was sent */
+    uint32_t opening;    /* expect: in this opening of the session */
+    bool gone;           /* expect: the process of a writer in doubt has ended */
+    uint64_t late_until; /* expect: what a writer that cannot be shut out has sent may arrive; 0: not known */
+    bool stays;          /* expect: it was logged that a writer does not end a write */
     uint64_t written_call; /* expect: the WRITTEN to answer when all is verified */
 };
 

@@ -380,6 +380,11 @@ static kvf_status progress(void *at, bool *busy) {
     return KVF_OK;
 }
 
+static uint64_t late_ns(const void *at) {
+    (void)at;
+    return KVF_FABRIC_REPEATS_NS;
+}
+
 static const unsigned char *place(const void *link) {
     static const unsigned char unknown[KVF_PLACE_BYTES];
     (void)link;
@@ -405,6 +410,7 @@ const kvf_fabric kvf_modelled_fabric = {
     .notify = notify,
     .place = place,
     .disconnect = disconnect,
+    .late_ns = late_ns,
     .progress = progress,
     .close = close_endpoint,
     .unwatched = true,

@@ -165,18 +165,27 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow) {
 }
 
 /* A process that was stopped in the middle of a copy into a slot writes the rest whenever it goes on, and a network may
- * bring a write late. A peer that has forgotten the flow is not in the middle of a copy for it. */
-static bool is_shut_out(const kvf_stage_flow *flow) {
+ * bring a write late. A peer that has forgotten the flow is not in the middle of a copy for it. What is read late is not
+ * taken. */
+static bool is_shut_out(kvf_stage_flow *flow, uint64_t now) {
+    kvf_transport *transport = flow->stage->transport;
     const kvf_stage_peer *peer = flow->peer;
     size_t bytes = flow->card ? flow->card_bytes : peer->card_bytes;
     const void *card = flow->card ? flow->card : peer->peer ? kvf_peer_card(peer->peer, &bytes) : peer->card;
-    return flow->forgotten || !card ||
-           kvf_transport_stop_endpoint(flow->stage->transport, card, bytes, true) != KVF_E_AGAIN;
+    if (flow->late_ends || !card)
+        return now >= flow->late_ends;
+    const kvf_status status =
+        flow->forgotten ? KVF_E_UNSUPPORTED : kvf_transport_stop_endpoint(transport, card, bytes, true);
+    if (status != KVF_E_UNSUPPORTED)
+        return status != KVF_E_AGAIN;
+    const bool reads = flow->direction == KVF_READ;
+    flow->late_ends = flow->doubt_ends + (reads ? 0 : kvf_transport_late_ns(transport, card, bytes));
+    return now >= flow->late_ends;
 }
 
 void kvf_stage_flow_end_doubt(kvf_stage_flow *flow) {
     const kvf_arena *arena = flow->arena;
-    bool quiet = is_shut_out(flow);
+    bool quiet = is_shut_out(flow, kvf_now(flow->stage->clock));
     for (uint32_t i = 0; i < KVF_WINDOW_MAX; i++)
         if (flow->credits[i].state == KVF_CREDIT_LENT)
             quiet = kvf_transport_stop_writing(flow->stage->transport, arena->region,

@@ -125,6 +125,7 @@ struct kvf_stage_flow {
     uint64_t doubt_ends; /**< lender: when the peer is shut out, which frees its slots; 0: not set */
     uint64_t kept_bytes; /**< lender: of memory, which count for its peer and for all of them */
     bool forgotten;      /**< lender: the peer has said that it does not know the flow */
+    uint64_t late_ends;  /**< lender: what a peer that cannot be shut out has sent may arrive; 0: not known */
     void *card; /**< lender: of who has its slots, once another has joined by its name; NULL: the peer's */
     size_t card_bytes;
     uint64_t turn;                        /**< the number of its last turn */
@@ -240,7 +241,7 @@ void kvf_stage_flow_hear_end(kvf_stage_flow *flow);
 
 /** Shuts the peer out, unless it has forgotten the flow, and frees these slots once neither the peer writes to one of
  * them, nor this process itself, as the mover has asked it to: a device may be late, however long ago the mover has gone.
- * If one still may, the caller tries again. */
+ * If one still may, or what the peer has sent may still arrive, the caller tries again. */
 void kvf_stage_flow_end_doubt(kvf_stage_flow *flow);
 
 /** The credit in this state whose bytes come first; NULL: none. */

@@ -439,8 +439,10 @@ static void end_doubt(const kvf_stage *stage, uint64_t now) {
 void kvf_stage_quiet(kvf_stage *stage, const char *name) {
     kvf_stage_peer *peer = stage && name ? find_name(stage, name) : NULL;
     for (kvf_stage_flow *flow = peer ? stage->first : NULL; flow; flow = flow->following)
-        if (flow->peer == peer && flow->doubt_ends)
+        if (flow->peer == peer && flow->doubt_ends) {
             flow->doubt_ends = 1; /* long past */
+            flow->late_ends = flow->late_ends ? 1 : 0;
+        }
     if (peer)
         end_doubt(stage, kvf_now(stage->clock));
 }

@@ -106,6 +106,8 @@ static kvf_status check_abilities(const kvf_fabric *fabric) {
         return incomplete(fabric, "has enter without leave, or the other way round");
     if ((fabric->fence != NULL) != kind->fences || (fabric->admit != NULL) != kind->fences)
         return incomplete(fabric, "has fence and admit without fences, or the other way round");
+    if ((fabric->late_ns != NULL) == kind->fences)
+        return incomplete(fabric, "has late_ns and fences, or neither");
     if ((fabric->is_apart != NULL) != (fabric->apart.name != NULL))
         return incomplete(fabric, "has is_apart without a name for it, or the other way round");
     if (!(kind->cost.ns_per_run > 0) || !(kind->cost.ns_per_byte > 0) || !(kind->cost.ns_per_source > 0))

@@ -13,6 +13,7 @@ typedef struct verdict {
     char why[KVF_DETAIL_BYTES]; /* ... as the fabric says */
     bool outside;               /* it was here, and writes no more */
     bool unable;                /* it may be here without being seen */
+    uint64_t late_ns;           /* for how long what it has sent may then arrive */
 } verdict;
 
 static kvf_status ask(const kvf_front_fabric *front, const kvf_card_part *part, verdict *out) {
@@ -70,6 +71,19 @@ kvf_status kvf_transport_fence(kvf_transport *transport, const void *card, size_
 
 kvf_status kvf_transport_admit(kvf_transport *transport, const void *card, size_t bytes) {
     return each_in_common(transport, card, bytes, "admit", lift, &(verdict){0});
+}
+
+static kvf_status ask_late(const kvf_front_fabric *front, const kvf_card_part *part, verdict *out) {
+    (void)part;
+    if (front->fabric->late_ns)
+        out->late_ns = kvf_max_u64(out->late_ns, front->fabric->late_ns(front->endpoint));
+    return KVF_OK;
+}
+
+uint64_t kvf_transport_late_ns(kvf_transport *transport, const void *card, size_t bytes) {
+    verdict found = {0};
+    (void)each_in_common(transport, card, bytes, "late", ask_late, &found);
+    return found.late_ns;
 }
 
 kvf_status kvf_transport_stop_endpoint(kvf_transport *transport, const void *card, size_t bytes,

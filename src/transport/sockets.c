@@ -11,8 +11,7 @@
 #include "base/tcp.h"
 
 #define LOOK_EVERY_NS 1000000000
-#define UNACKNOWLEDGED_MS 60000 /* as long as a host that sends nothing may be silent */
-#define DEPTH_MAX 3u            /* the library's epoll, those of its parts, and their sockets */
+#define DEPTH_MAX 3u /* the library's epoll, those of its parts, and their sockets */
 
 /* Whether a second has passed since this was true. */
 static bool is_due(kvf_sockets *sockets) {
@@ -43,10 +42,11 @@ static bool is_as_watched(int fd, const char *line) {
 }
 
 /* A descriptor that is neither a socket nor an epoll has no lines of this form. */
-static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at most DEPTH_MAX */
+static void try_often(int fd, uint32_t late_ms,
+                      uint32_t depth) { /* NOLINT(misc-no-recursion): at most DEPTH_MAX */
     char path[64], line[256];
     if (is_tcp(fd)) {
-        kvf_tcp_try_for(fd, UNACKNOWLEDGED_MS);
+        kvf_tcp_try_for(fd, late_ms);
         kvf_tcp_try_often(fd);
         return;
     }
@@ -58,7 +58,7 @@ static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at
         const bool watches = strncmp(line, watched, strlen(watched)) == 0;
         const int next = watches ? (int)strtol(line + strlen(watched), NULL, 10) : -1;
         if (watches && is_as_watched(next, line))
-            try_often(next, depth - 1);
+            try_often(next, late_ms, depth - 1);
     }
     if (file)
         (void)fclose(file);
@@ -66,5 +66,5 @@ static void try_often(int fd, uint32_t depth) { /* NOLINT(misc-no-recursion): at
 
 void kvf_sockets_try_often(kvf_sockets *sockets, int fd) {
     if (fd >= 0 && is_due(sockets))
-        try_often(fd, DEPTH_MAX);
+        try_often(fd, sockets->late_ms, DEPTH_MAX);
 }

@@ -197,6 +197,10 @@ typedef struct kvf_fabric {
      */
     kvf_status (*fence)(void *endpoint, const void *card, size_t bytes);
 
+    /** In place of fence: for how long, in nanoseconds, what a peer has sent to our memory may still arrive. Set if, and only
+     * if, fence is not. */
+    uint64_t (*late_ns)(const void *endpoint);
+
     /** Removes a fence. */
     kvf_status (*admit)(void *endpoint, const void *card, size_t bytes);
 
@@ -325,6 +329,13 @@ bool kvf_transport_stop_writing(kvf_transport *transport, uint32_t region, uint6
  */
 kvf_status kvf_transport_stop_endpoint(kvf_transport *transport, const void *card, size_t bytes,
                                        bool until_it_has);
+
+/**
+ * For how long what an endpoint has sent may still arrive: by the fabrics of this card that cannot shut it out, and that
+ * may connect it. The network has it, or a socket's buffer, and an end of the connection or of the process need not stop
+ * it. 0: there is no such fabric.
+ */
+uint64_t kvf_transport_late_ns(kvf_transport *transport, const void *card, size_t bytes);
 
 /** Whether there are fabrics of both sorts: then only a connection shows whether a peer is reached by runs. */
 bool kvf_transport_is_split(const kvf_transport *transport);

@@ -380,6 +380,11 @@ static kvf_status faulty_progress(void *self, bool *busy) {
     return status;
 }
 
+static uint64_t faulty_late_ns(const void *self) {
+    (void)self;
+    return schedule.options.late_ns;
+}
+
 static const kvf_fabric plain = {
     .kind =
         {
@@ -427,6 +432,12 @@ void faulty_install(const faulty_options *options) {
     if (options->devices) {
         faulty.kind.memory_kinds |= 1u << KVF_MEMORY_CUDA;
         faulty.kind.allocates |= options->devices->allocate ? 1u << KVF_MEMORY_CUDA : 0;
+    }
+    if (options->late_ns) {
+        faulty.kind.fences = false;
+        faulty.fence = NULL;
+        faulty.admit = NULL;
+        faulty.late_ns = faulty_late_ns;
     }
     atomic_store(&schedule.drawn, 0);
     for (int i = 0; i < FAULTY_FAULTS; i++)

@@ -45,6 +45,7 @@ typedef struct faulty_options {
     uint32_t per_mille[FAULTY_FAULTS]; /**< how often, of 1000 */
     uint32_t turns;                    /**< a late job waits for up to this many calls of progress(); 0: 1 */
     const faulty_devices *devices;     /**< it also moves memory of devices; NULL: it does not */
+    uint64_t late_ns; /**< it cannot shut peers out, whose writes may be so late; 0: it can */
 } faulty_options;
 
 /** Sets the schedule. Must not run while another thread opens a transport. */

@@ -1,18 +1,20 @@
 /*
  * One engine of one rank on its own host, which obeys commands:
- * host produce|consume LISTEN FABRIC WAY LEASE_MS [ENDPOINT of the producer]
+ * host NAME LISTEN FABRIC WAY LEASE_MS [NAME ENDPOINT of the producer]
  *
- * WAY is auto or packed. With the variables KVF_PUBLIC_KEY and KVF_SECRET_KEY both engines have these keys. It prints
- * "endpoint" and its endpoint, then reads commands from standard input; N is the number of a request, and its bytes
- * follow from N:
+ * Without a producer it is one itself. WAY is auto, direct or packed. With the variables KVF_PUBLIC_KEY and KVF_SECRET_KEY both
+ * engines have these keys, and KVF_SETTINGS has settings of the transport: KEY=VALUE,KEY=VALUE. It prints "endpoint" and
+ * its endpoint, then reads commands from standard input; N is the number of a request, and its bytes follow from N:
  *
  *   hold N, push N        the producer lends, or writes
  *   pull N MS, expect N MS  the consumer reads, or expects a push; the deadline is MS milliseconds away
  *   spoil                 the next request's bytes are wrong at the last token of its first group
+ *   meet NAME ENDPOINT    the consumer's next requests are of this producer
+ *   look N                the consumer checks again what it has of requests that are done
  *
  * It prints the results, with the milliseconds since the command, and its log:
  *
- *   done KIND N MS WRONG      the consumer has checked every byte; WRONG cells are wrong
+ *   done KIND N MS WRONG      the consumer has checked every byte; WRONG cells are wrong; KIND may be look
  *   failed KIND N MS STATUS DETAIL
  *   lost DETAIL               a peer was lost
  *   log MS LEVEL TEXT         a line of the agent's log, MS milliseconds since the start
@@ -43,11 +45,13 @@
 /* The blocks of a request, in use while `ticket` is not 0. */
 typedef struct slot {
     uint64_t ticket, number, begun;
+    bool done;
     char kind[8];
     content_table tables[GROUPS];
 } slot;
 
 typedef struct host {
+    const char *name;
     bool produces, spoils;
     kvf_engine *engine;
     kvf_agent *agent;
@@ -64,7 +68,7 @@ static uint64_t now_ns(void) {
 
 static void open_engine(host *h, const kvf_model *model) {
     const kvf_engine_spec spec = {.struct_size = sizeof spec,
-                                  .name = h->produces ? "prefill" : "decode",
+                                  .name = h->name,
                                   .tp_size = 1,
                                   .all = {.tokens_per_block = h->produces ? 8 : 16,
                                           .block_count = SLOTS * TOKENS / 8,
@@ -128,6 +132,7 @@ static void start(host *h, const char *kind, uint64_t number, uint64_t deadline_
     slot *s = free_slot(h);
     s->number = number;
     s->begun = now_ns();
+    s->done = false;
     (void)snprintf(s->kind, sizeof s->kind, "%s", kind);
     fill(h, s, groups);
     int id_bytes = snprintf(id, sizeof id, "%llu", (unsigned long long)number);
@@ -166,6 +171,7 @@ static void take(host *h, const kvf_event *event) {
         else if (event->kind == KVF_EVENT_FAILED)
             (void)printf("failed %s %llu %.1f %s %s\n", s->kind, (unsigned long long)s->number, ms,
                          kvf_status_name(event->status), event->detail);
+        s->done = event->kind == KVF_EVENT_DONE;
         if (event->blocks_free)
             s->ticket = 0;
     }
@@ -180,6 +186,22 @@ static void write_log(void *context, const kvf_log_line *line) {
     begun = begun ? begun : now_ns();
     (void)printf("log %.1f %d %s\n", (double)(now_ns() - begun) / 1e6, (int)line->level, line->text);
     (void)fflush(stdout);
+}
+
+static void look(const host *h, uint64_t number) {
+    uint32_t wrong = 0;
+    for (uint32_t i = 0; i < SLOTS; i++)
+        wrong += h->slots[i].done ? count_wrong(h, &h->slots[i]) : 0;
+    (void)printf("done look %llu 0 %u\n", (unsigned long long)number, wrong);
+    (void)fflush(stdout);
+}
+
+/* `producer` is its name, a space, and its endpoint; it stays as it is. */
+static void meet(host *h, char *producer) {
+    char *endpoint = producer + strcspn(producer, " ");
+    *endpoint++ = '\0';
+    h->peer.engine = producer;
+    h->peer.endpoint = endpoint;
 }
 
 /* Returns false at the end of the input. */
@@ -198,6 +220,10 @@ static bool take_commands(host *h) {
         uint64_t number = strtoull(rest, &rest, 10), deadline_ms = strtoull(rest, NULL, 10);
         if (strcmp(kind, "spoil") == 0)
             h->spoils = true;
+        else if (strcmp(kind, "meet") == 0)
+            meet(h, strdup(text + strlen("meet ")));
+        else if (strcmp(kind, "look") == 0)
+            look(h, number);
         else
             start(h, kind, number, deadline_ms);
         length -= (size_t)(end + 1 - text);
@@ -217,10 +243,27 @@ static void run(host *h) {
     } while (poll(polled, 2, -1) >= 0 && (!polled[0].revents || take_commands(h)));
 }
 
+static kvf_way way_named(const char *name) {
+    return strcmp(name, "packed") == 0   ? KVF_WAY_PACKED
+           : strcmp(name, "direct") == 0 ? KVF_WAY_DIRECT
+                                         : KVF_WAY_AUTO;
+}
+
+/* Splits KEY=VALUE,KEY=VALUE, which it changes. Returns how many there are. */
+static uint32_t read_settings(char *text, kvf_setting *out, uint32_t most) {
+    uint32_t count = 0;
+    for (char *rest = text, *one; text[0] && (one = strsep(&rest, ",")) && count < most; count++) {
+        out[count].key = strsep(&one, "=");
+        out[count].value = one ? one : "";
+    }
+    return count;
+}
+
 int main(int argc, char **argv) {
     static host h;
-    if (argc < 6)
-        return fprintf(stderr, "host produce|consume LISTEN FABRIC WAY LEASE_MS [ENDPOINT]\n"), 2;
+    kvf_setting settings[4];
+    if (argc != 6 && argc != 8)
+        return fprintf(stderr, "host NAME LISTEN FABRIC WAY LEASE_MS [NAME ENDPOINT]\n"), 2;
     const char *public_key = getenv("KVF_PUBLIC_KEY");
     const kvf_agent_options options = {.struct_size = sizeof options,
                                        .listen = argv[2],
@@ -228,13 +271,16 @@ int main(int argc, char **argv) {
                                        .secret_key = getenv("KVF_SECRET_KEY"),
                                        .insecure = !public_key,
                                        .transport = argv[3],
-                                       .way = strcmp(argv[4], "packed") == 0 ? KVF_WAY_PACKED : KVF_WAY_AUTO,
+                                       .way = way_named(argv[4]),
                                        .lease_ns = strtoull(argv[5], NULL, 10) * MILLISECOND,
+                                       .settings = settings,
+                                       .setting_count = read_settings(getenv("KVF_SETTINGS"), settings, 4),
                                        .log = write_log,
                                        .log_level = KVF_LOG_DEBUG};
-    h.produces = strcmp(argv[1], "produce") == 0;
-    h.peer =
-        (kvf_contact){.engine = "prefill", .endpoint = argc > 6 ? argv[6] : NULL, .public_key = public_key};
+    h.name = argv[1];
+    h.produces = argc == 6;
+    if (!h.produces)
+        h.peer = (kvf_contact){.engine = argv[6], .endpoint = argv[7], .public_key = public_key};
     kvf_model *model = content_model(1);
     open_engine(&h, model);
     TRY(kvf_agent_open(h.engine, 0, &options, &h.agent));

@@ -57,6 +57,30 @@ static void blocks_of_a_lost_writer_are_free_at_once_only_if_it_has_ended(void *
     }
 }
 
+/* After its time is over. Without late writes nothing is waited for. */
+static void blocks_stay_in_doubt_while_writes_may_arrive_that_cannot_be_stopped(void **state) {
+    (void)state;
+    for (uint64_t late = 0; late <= 9 * SECOND; late += 9 * SECOND) {
+        scene s;
+        faulty_install(&(faulty_options){.late_ns = late});
+        lease_open(&s, ONE("P"), ONE("D"), LEASE(20 * SECOND));
+        s.held.request.way = s.wanted.request.way = KVF_WAY_DIRECT;
+        lease_meet(&s);
+        letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_CALL, 0);
+        letters_rule(LETTERS_LOSE, s.p, KVF_MESSAGE_ANSWER, 0);
+        assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+        assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+        const uint64_t until = kvf_asker_of(s.d->tickets)->sources[0].until;
+        assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+        assert_true(world_now() >= until + late);
+        assert_true(world_now() < until + late + SECOND);
+        letters_no_rules();
+        (void)world_next(&s.w, s.p, s.theirs[0]);
+        lease_close(&s);
+        faulty_remove();
+    }
+}
+
 static void a_withdrawal_that_was_lost_is_said_again(void **state) {
     (void)state;
     scene s;
@@ -195,6 +219,21 @@ static void a_writer_that_has_forgotten_the_session_is_shut_out_when_it_answers_
     assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
     assert_true(world_now() < until);
     nothing_is_written_any_more(&s);
+}
+
+/* It says that it has stopped, but its connection was another then, and may have left something on its way. */
+static void the_word_of_a_writer_that_has_lost_its_connection_is_not_enough(void **state) {
+    (void)state;
+    scene s;
+    faulty_install(&(faulty_options){.late_ns = 9 * SECOND});
+    forgotten_while_written(&s);
+    assert_ok(kvf_agent_cancel(s.d, s.ours[0]));
+    assert_false(world_failed(&s.w, s.d, s.ours[0], KVF_E_CANCELLED)->blocks_free);
+    const uint64_t until = kvf_asker_of(s.d->tickets)->sources[0].until;
+    assert_int_equal(world_next(&s.w, s.d, s.ours[0])->kind, KVF_EVENT_BLOCKS_FREE);
+    assert_true(world_now() >= until + 9 * SECOND);
+    nothing_is_written_any_more(&s);
+    faulty_remove();
 }
 
 static void a_writer_that_no_longer_knows_an_expectation_is_shut_out(void **state) {
@@ -874,6 +913,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(withdrawn_blocks_are_in_doubt_until_the_writer_has_stopped),
         cmocka_unit_test(blocks_of_a_lost_writer_are_free_at_once_only_if_it_has_ended),
+        cmocka_unit_test(blocks_stay_in_doubt_while_writes_may_arrive_that_cannot_be_stopped),
+        cmocka_unit_test(the_word_of_a_writer_that_has_lost_its_connection_is_not_enough),
         cmocka_unit_test(a_withdrawal_that_was_lost_is_said_again),
         cmocka_unit_test(a_writer_that_said_that_it_stopped_is_not_told_to),
         cmocka_unit_test(what_a_writer_was_not_asked_for_is_not_withdrawn),

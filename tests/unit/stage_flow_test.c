@@ -4,6 +4,7 @@
  */
 #include "stage_scene.h"
 
+#include "transport/front.h"
 #include "transport_ways.h"
 
 #define SLOT 4096u
@@ -363,7 +364,11 @@ static void the_mover_ends_in_the_middle(void **state) {
         if (direction == KVF_READ) {
             kvf_stage_quiet(lender->stage, mover->name);
         } else {
+            const bool is_shut_out = kvf_fabric_named(*state)->kind.fences;
             s.w->now_ns += UINT64_C(31000000000);
+            stage_world_settle(s.w);
+            assert_int_equal(stage_info_of(lender->stage).slots_doubt, is_shut_out ? 0 : info.slots_doubt);
+            s.w->now_ns += UINT64_C(60000000000); /* what it has sent may be so late */
         }
         stage_world_settle(s.w);
         assert_stage_idle(lender->stage);

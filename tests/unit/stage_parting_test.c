@@ -2,6 +2,7 @@
  * A peer that leaves a stage and joins it again, while we stay joined: it has forgotten the flows from before, and what
  * we sent in between is lost. Neither may keep a flow, a slot, or a connection for good.
  */
+#include "faulty_fabric.h"
 #include "stage/ways.h"
 #include "stage_scene.h"
 #include "transport/transport.h"
@@ -113,6 +114,50 @@ static void slots_that_a_writer_has_forgotten_come_back(void **state) {
     assert_stage_idle(s.d->stage);
     pull_all(&s);
     stage_scene_close(&s);
+}
+
+#define LATE (7 * SECOND)
+
+/* The mover leaves with slots, or forgets them: its writes may be on their way in a network that cannot be told to drop them.
+ * What it reads late it does not take. */
+static void slots_stay_in_doubt_while_writes_may_arrive_that_cannot_be_stopped(void **state) {
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        const kvf_direction direction = i > 0 ? KVF_WRITE : KVF_READ;
+        faulty_install(&(faulty_options){.late_ns = LATE});
+        stage_scene s = scene_open();
+        stage_end *mover = i > 0 ? s.p : s.d, *lender = i > 0 ? s.d : s.p;
+        mover->is_deaf = true;
+        kvf_move *move = stage_scene_begin(&s, direction, 0);
+        work(&s);
+        const uint32_t lent = stage_info_of(lender->stage).slots_lent;
+        assert_true(lent > 0);
+        if (i == 2) { /* as in slots_that_a_writer_has_forgotten_come_back() */
+            mover->is_deaf = false;
+            lender->is_deaf = true;
+            kvf_stage_leave(mover->stage, mover->peers[0]);
+            work(&s);
+            lender->is_deaf = false;
+            kvf_move_free(move);
+            kvf_stage_stop(lender->stage, lender->peers[0]);
+            work(&s);
+            assert_ok(kvf_stage_join(mover->stage, mover->peers[0]));
+            pass(&s, SECOND / 4);
+        } else {
+            kvf_stage_leave(lender->stage, lender->peers[0]);
+            kvf_move_free(move);
+        }
+        assert_int_equal(stage_info_of(lender->stage).slots_doubt, lent);
+        pass(&s, DOUBT);
+        assert_int_equal(stage_info_of(lender->stage).slots_doubt, direction == KVF_WRITE ? lent : 0);
+        pass(&s, LATE - 1);
+        assert_int_equal(stage_info_of(lender->stage).slots_doubt, direction == KVF_WRITE ? lent : 0);
+        pass(&s, 1);
+        assert_int_equal(stage_info_of(lender->stage).slots_doubt, 0);
+        mover->is_deaf = false;
+        stage_scene_close(&s);
+        faulty_remove();
+    }
 }
 
 /* P answers an END that D has not sent. Without D's END the flow was kept for good when P left. */
@@ -321,6 +366,7 @@ int main(void) {
         cmocka_unit_test(a_reader_goes_on_after_its_opening_and_its_end_were_lost),
         cmocka_unit_test(an_end_is_repeated_after_pauses_that_double),
         cmocka_unit_test(slots_that_a_writer_has_forgotten_come_back),
+        cmocka_unit_test(slots_stay_in_doubt_while_writes_may_arrive_that_cannot_be_stopped),
         cmocka_unit_test(a_flow_that_was_forgotten_before_its_end_was_said_leaves_nothing),
         cmocka_unit_test(leaving_again_does_not_begin_the_doubt_anew),
         cmocka_unit_test(a_peer_that_leaves_says_so),

@@ -217,7 +217,7 @@ static bool leave_what_nobody_enters(void *link, kvf_direction direction) {
 static void a_fabric_whose_table_is_incomplete_is_not_opened(void **state) {
     (void)state;
     const kvf_fabric whole = *kvf_fabric_at(0);
-    kvf_fabric cases[16];
+    kvf_fabric cases[17];
     size_t count = 0;
 #define WITHOUT(what) (cases[count] = whole, cases[count++].what = 0)
     WITHOUT(open);
@@ -236,6 +236,9 @@ static void a_fabric_whose_table_is_incomplete_is_not_opened(void **state) {
 #undef WITHOUT
     cases[count] = whole;
     cases[count++].kind.allocates = 1;
+    cases[count] = whole; /* it neither shuts peers out nor says how late their writes may be */
+    cases[count].fence = cases[count].admit = NULL;
+    cases[count++].kind.fences = false;
     cases[count] = whole;
     cases[count++].leave = leave_what_nobody_enters;
     cases[count] = whole;

@@ -588,6 +588,7 @@ static void try_wrong_settings(process *side) {
                  "allowed: one provider of up to 31 characters");
     open_in_vain("libfabric.domain", "nowhere0", KVF_E_UNSUPPORTED, "for the interface nowhere0");
     open_in_vain("libfabric.poll_us", "1000001", KVF_E_INVALID, "allowed: up to 1000000");
+    open_in_vain("libfabric.late_ms", "0", KVF_E_INVALID, "allowed: 1 to 3600000");
 }
 
 static void wrong_actor(process *side) {

@@ -32,6 +32,7 @@
 #define DOMAIN "libfabric.domain"
 #define LIBRARY "libfabric.library"
 #define POLL "libfabric.poll_us"
+#define LATE "libfabric.late_ms"
 #define IN_FLIGHT_DEFAULT 64u
 #define DESCRIPTORS_OF_LIBFABRIC 32u
 #define POLL_US_DEFAULT 100u
@@ -46,7 +47,10 @@
 
 static kvf_status check_settings(kvf_libfabric_endpoint *endpoint, const kvf_transport_options *options) {
     const char *provider = kvf_setting_of(options, PROVIDER);
+    endpoint->sockets.late_ms = KVF_SOCKETS_LATE_MS;
     kvf_status status = kvf_setting_number(options, POLL, &endpoint->poll_us);
+    if (!status)
+        status = kvf_setting_up_to(options, LATE, KVF_SOCKETS_LATE_MS_MAX, &endpoint->sockets.late_ms);
     if (status)
         return status;
     if (endpoint->poll_us > POLL_US_MAX)
@@ -314,7 +318,11 @@ static int libfabric_event_fd(void *self) {
     return endpoint->event_fd;
 }
 
-static const char *const settings[] = {PROVIDER, DOMAIN, LIBRARY, POLL, NULL};
+static uint64_t libfabric_late_ns(const void *self) {
+    return ((const kvf_libfabric_endpoint *)self)->sockets.late_ms * KVF_MILLISECOND;
+}
+
+static const char *const settings[] = {PROVIDER, DOMAIN, LIBRARY, POLL, LATE, NULL};
 
 extern const kvf_fabric kvf_fabric_libfabric;
 
@@ -346,6 +354,7 @@ const kvf_fabric kvf_fabric_libfabric = {
     .is_apart = kvf_libfabric_is_emulated,
     .place = kvf_post_place,
     .disconnect = kvf_libfabric_disconnect,
+    .late_ns = libfabric_late_ns,
     .progress = libfabric_progress,
     .event_fd = libfabric_event_fd,
     .found = libfabric_found,

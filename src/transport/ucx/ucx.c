@@ -31,6 +31,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/descriptors.h"
 #include "transport/ucx/ucx.h"
 
@@ -41,6 +42,7 @@
 #define LIBRARY "ucx.library"
 #define DEVICES "ucx.devices"
 #define EMULATED "ucx.emulated"
+#define LATE "ucx.late_ms"
 #define ROUNDS_A_PROGRESS 32u
 /* How often progress() finds nothing before it goes to sleep: between busy peers the next message comes
  * within microseconds, and arming costs several system calls. */
@@ -309,8 +311,11 @@ static kvf_status ucx_open(kvf_transport *transport, const kvf_transport_options
     kvf_poster_open(&endpoint->poster, &kvf_ucx_post_actions,
                     options->max_in_flight ? options->max_in_flight : IN_FLIGHT_DEFAULT, &endpoint->wake);
     endpoint->event_fd = endpoint->wake.fd = endpoint->beacon.listener = -1;
+    endpoint->sockets.late_ms = KVF_SOCKETS_LATE_MS;
     const kvf_cuda *entered = kvf_ucx_enter(endpoint);
-    status = open_context(endpoint, options);
+    status = kvf_setting_up_to(options, LATE, KVF_SOCKETS_LATE_MS_MAX, &endpoint->sockets.late_ms);
+    if (!status)
+        status = open_context(endpoint, options);
     if (!status)
         status = examine_ways(endpoint, options);
     if (!status)
@@ -412,7 +417,12 @@ static int ucx_event_fd(void *self) {
     return endpoint->event_fd;
 }
 
-static const char *const settings[] = {TLS, LIBRARY, DEVICES, EMULATED, NULL};
+/* RDMA's own repetitions end within half a minute. */
+static uint64_t ucx_late_ns(const void *self) {
+    return ((const kvf_ucx_endpoint *)self)->sockets.late_ms * KVF_MILLISECOND;
+}
+
+static const char *const settings[] = {TLS, LIBRARY, DEVICES, EMULATED, LATE, NULL};
 
 extern const kvf_fabric kvf_fabric_ucx;
 
@@ -446,6 +456,7 @@ const kvf_fabric kvf_fabric_ucx = {
     .is_apart = kvf_ucx_is_emulated,
     .place = kvf_post_place,
     .disconnect = kvf_ucx_disconnect,
+    .late_ns = ucx_late_ns,
     .quiet = kvf_ucx_is_quiet,
     .progress = ucx_progress,
     .event_fd = ucx_event_fd,
