@@ -134,6 +134,9 @@ OPERATED = (("VLLM_SERVER_DEV_MODE", "1"),)  # and caches may be reset
 SLEEPS = (*OPERATED, ("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "120"))
 
 REPLICATED = ("--data-parallel-size", "2")
+# vLLM 0.33 gives each replica a memory node of its own, and ends if the machine has fewer nodes, except where
+# this variable is set. Its value decides something else: whether cores are shared out as if there were more.
+ANY_NODE = (("VLLM_CPU_SIM_MULTI_NUMA", "0"),)
 
 # Proposes tokens: a small model of its own, or a layer that sees the hidden states (MTP: the model's own). They
 # have random weights, so that hardly a token is accepted; a model that proposes for itself shows what its cells
@@ -241,12 +244,15 @@ CASES = {
     "proxy": Case("llama", Side(64), Side(32), what=What.PROXY),
     "proxy-push": Case("llama", Side(64, arguments=CHUNKS), Side(32), what=What.PROXY, **LAYER_BY_LAYER),
     "replicas": Case(
-        "llama", Side(64, arguments=REPLICATED), Side(32, arguments=REPLICATED), what=What.REPLICAS
+        "llama",
+        Side(64, arguments=REPLICATED, environment=ANY_NODE),
+        Side(32, arguments=REPLICATED, environment=ANY_NODE),
+        what=What.REPLICAS,
     ),
     "replicas-push": Case(
         "llama",
-        Side(32, arguments=REPLICATED),
-        Side(64, arguments=REPLICATED),
+        Side(32, arguments=REPLICATED, environment=ANY_NODE),
+        Side(64, arguments=REPLICATED, environment=ANY_NODE),
         what=What.REPLICAS,
         mode="push",
     ),
