@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import vllm
 from beside import Beside
 from cases import CASES, SHORT, Case, What
 from copying import Copying
@@ -93,6 +94,8 @@ def main() -> int:
     given = parser.parse_intermixed_args()  # options may come between the folder and the cases
     if unknown := set(given.cases) - set(CASES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    # The servers import what this process imports.
+    print(f"vLLM {vllm.__version__} from {pathlib.Path(vllm.__file__).parent}")
     runner = Runner(given.folder.resolve(), given.port, given.short, given.minutes)
     for name in given.cases or (SHORT if given.short else CASES):
         runner.run(name, CASES[name])
