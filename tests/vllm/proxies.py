@@ -62,11 +62,13 @@ class RunningProxy:
         body = greedy(prompt, count, None)
         if not stream:
             return list(json.loads(self.ask("/v1/completions", body))["choices"][0]["token_ids"])
-        events = self.ask("/v1/completions", {**body, "stream": True}).decode()
-        found: list[int] = []
-        for event in re.findall(r"^data: (\{.*)$", events, re.M):
-            found += json.loads(event)["choices"][0].get("token_ids") or []
-        return found
+        events = self.events(body)
+        return [token for event in events for token in event["choices"][0].get("token_ids") or []]
+
+    def events(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of the streamed answer to a completion; raises OSError."""
+        found = self.ask("/v1/completions", {**body, "stream": True}).decode()
+        return [json.loads(event) for event in re.findall(r"^data: (\{.*)$", found, re.M)]
 
     def kill(self) -> None:
         """Ends it at once; nobody who waits for it is told."""

@@ -8,7 +8,8 @@ move, and the bytes of each turn are compared with that.
 Controls: without the parameters of the turn before, the prefill server must read nothing; another beginning
 must give another answer; and a block that is corrupted after a load must change the answer.
 
-The same conversation is held through the proxy, whose client says nothing of the turn before.
+The same conversation is held through the proxy, whose client says nothing of the turn before; and with streamed
+answers, if this vLLM has parameters in streams.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from asking import Asking, Judge
 from pair import TO_PREFILL, Pair, answer
 from proxies import RunningProxy
 from servers import Server, greedy
+from vllm.entrypoints.openai.completion.protocol import CompletionStreamResponse
 
 TURNS = 10
 FIRST = 200
@@ -121,7 +123,7 @@ class Turns(Asking):
         """The answer that the decode server computes itself, without any moved block."""
         return answer(self._decode.ask(prompt, ANSWER, salt="alone")).tokens
 
-    def conversation(self) -> tuple[list[int], Turn]:
+    def conversation(self, how: str = "") -> tuple[list[int], Turn]:
         """Runs all turns; returns the whole conversation and the last turn."""
         talk, done = self.new(FIRST), 0  # done: tokens of the prompt before; computed: with its answer
         computed = moved = 0
@@ -130,7 +132,7 @@ class Turns(Asking):
             here = len(talk) - computed // self._tokens(self._decode) * self._tokens(self._decode)
             there = max(0, computed - done // self._tokens(self._prefill) * self._tokens(self._prefill))
             found = self.turn(talk, found.params if found else None)
-            what = f"turn {i + 1}, {len(talk)} tokens"
+            what = f"turn {i + 1}{how}, {len(talk)} tokens"
             want = self.alone(talk)
             self.judge(f"{what}: same tokens", found.tokens == want, f"{found.tokens} not {want}")
             self._judge_bytes(f"{what}: the prefill server reads {there} tokens", found.there, there)
@@ -141,10 +143,7 @@ class Turns(Asking):
             moved += there + here
             talk += found.tokens + self.new(20 + 7 * i)
         assert found is not None
-        print(
-            f"record {self._name}: {moved} tokens moved in {TURNS} turns, of a conversation of {done + ANSWER}",
-            flush=True,
-        )
+        self.record(f"{moved} tokens moved in {TURNS} turns{how}, of a conversation of {done + ANSWER}")
         return talk, found
 
     @staticmethod
@@ -179,11 +178,16 @@ class ProxyTurns(Turns):
     """The same through the proxy."""
 
     _proxy: RunningProxy
+    _streams = False
 
     def run(self) -> None:
         """All of it."""
         with self._pair.proxy() as self._proxy:
             talk, last = self.conversation()
+            if "kv_transfer_params" in CompletionStreamResponse.model_fields:
+                self._streams = True
+                self.conversation(", streamed")
+                self._streams = False
         with self._pair.proxy() as self._proxy:  # which knows nothing of the turn before
             self.forgotten(talk, last)
             self.corrupted(talk)
@@ -191,5 +195,14 @@ class ProxyTurns(Turns):
     def ask(self, prompt: list[int], before: dict[str, Any] | None) -> dict[str, Any]:
         """The answer of the proxy, which is told the prompt only."""
         body = greedy(prompt, ANSWER, None) | {"logprobs": 1}
+        if self._streams:
+            return whole(self._proxy.events(body))
         found: dict[str, Any] = json.loads(self._proxy.ask("/v1/completions", body))
         return found
+
+
+def whole(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """A streamed answer as if it had come whole, with the log-probabilities of its first tokens only."""
+    choices = [event["choices"][0] for event in events]
+    tokens = [token for choice in choices for token in choice["token_ids"]]
+    return {**events[-1], "choices": [{**choices[0], "token_ids": tokens}]}
