@@ -13,11 +13,13 @@ from typing import Any
 
 import cells
 import gguf_models as models
+import llama
 import pytest
 from gguf_models import PROMPT
+from llama import Llama
 
 from kvferry.errors import InputOutputError, InvalidError, KvferryError, UnsupportedError
-from kvferry.llamacpp import SequenceAgent, SequenceCache, Slot, SlotServer, read_slot, write_slot
+from kvferry.llamacpp import Context, SequenceAgent, SequenceCache, Slot, SlotServer, read_slot, write_slot
 
 MAGIC = 0x67677371
 STATE = cells.write(cells.Form(), range(4))
@@ -45,6 +47,25 @@ def test_packed_tokens(tmp_path: pathlib.Path) -> None:
         file.write_bytes(struct.pack("<III5i", MAGIC, 4, 5, *packed) + STATE[8:])
         with pytest.raises(InvalidError, match="the tokens begin with"):
             read_slot(file)
+
+
+def test_checkpoints_of_a_server_are_left_out(tmp_path: pathlib.Path) -> None:
+    """They are found by where they end, for a state may have the same bytes as their beginning."""
+    begin = struct.pack("<III4i", MAGIC, 4, 4, 5, 6, 7, 8)
+    one = struct.pack("<QiiQ", 4, 3, 3, 9) + bytes(9) + struct.pack("<QQ", 0, 2) + bytes(2)
+    file = tmp_path / "slot"
+    for state in (STATE[8:], STATE[8:] + b"SCKP" + struct.pack("<II", 1, 1) + STATE[8:]):
+        for count in (1, 3):
+            file.write_bytes(begin + state + b"SCKP" + struct.pack("<II", 1, count) + one * count)
+            assert read_slot(file).state[8:].tobytes() == state
+        for behind in (
+            b"",
+            b"SCKP",
+            b"SCKP" + struct.pack("<II", 1, 2) + one,
+            b"SCKP" + struct.pack("<II", 2, 1) + one,
+        ):
+            file.write_bytes(begin + state + behind)
+            assert read_slot(file).state[8:].tobytes() == state + behind
 
 
 @pytest.mark.parametrize(
@@ -152,3 +173,35 @@ def test_a_state_is_not_taken_for_that_of_another_model(server: Running) -> None
     saved = server.slots.save(0)
     with pytest.raises(KvferryError):
         SequenceCache.of_state(saved.state, models.KV_HEADS - 1, True)
+
+
+def test_a_slot_with_checkpoints_goes_on_elsewhere(tmp_path: pathlib.Path) -> None:
+    """The server keeps them of layers with a window."""
+    folder, file = tmp_path / "slots", models.make("gemma3", tmp_path)
+    folder.mkdir()
+    server = Running(file, folder)
+    engine = Llama(llama.load_library(), file, models.VOCABULARY)
+    try:
+        alone, _ = server.complete(PROMPT, 0)
+        server.complete(PROMPT, 1, 1)
+        saved = server.slots.save(1)
+        windowed = models.MODELS["gemma3"].windowed
+        cache = SequenceCache.of_state(saved.state, models.KV_HEADS, False, windowed, models.WINDOW)
+        context = Context(llama.load_library(), engine.context)
+        engine.compute(PROMPT[:2], 0)
+        with (
+            SequenceAgent(cache, 256) as lender,
+            SequenceAgent(context.cache(context.save(0)), 256) as loader,
+        ):
+            state = loader.load(lender.lend(saved.state), len(PROMPT) - 1).wait(20)
+        context.restore(1, state)
+        assert engine.go_on(PROMPT[-1], len(PROMPT) - 1, len(alone), 1) == alone
+
+        # A control: with the values of other tokens, other tokens come out.
+        for layer in loader.cache.read(state):
+            layer.values[...] = layer.values[::-1].copy()
+        context.restore(2, state)
+        assert engine.go_on(PROMPT[-1], len(PROMPT) - 1, len(alone), 2) != alone
+    finally:
+        engine.close()
+        server.process.communicate(timeout=60)

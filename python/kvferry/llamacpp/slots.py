@@ -2,7 +2,8 @@
 
 The server writes one for `POST /slots/0?action=save` and reads one for `action=restore`, in the folder that
 `--slot-save-path` names. A file has the tokens of a prompt and, but for the two numbers at its beginning, the
-state of their sequence.
+state of their sequence. Newer servers append checkpoints, states of fewer tokens, where they could not go back
+to these without, as of layers with a window.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import struct
 import tempfile
 import urllib.error
 import urllib.request
@@ -30,6 +32,9 @@ VERSIONS = (2, 3, 4)
 #: Newer servers pack the tokens: this number, a version, how many tokens, the tokens, and how many media.
 PACKET = -1
 PACKET_VERSION = 1
+#: What checkpoints begin with: a name and a version. How many follows; of each the number of tokens, two
+#: positions, and three pieces with their lengths.
+CHECKPOINTS = b"SCKP\1\0\0\0"
 #: What a state begins with, but not that in a file.
 BEGIN = np.array([STATE_MAGIC, 0], "<u4").view(np.uint8)
 
@@ -50,7 +55,10 @@ class Slot:
 
 
 def read_slot(path: str | os.PathLike[str]) -> Slot:
-    """Reads a file that the server has saved. Raises InvalidError, UnsupportedError (images), OSError."""
+    """Reads a file that the server has saved, without its checkpoints.
+
+    Raises InvalidError, UnsupportedError (images), OSError.
+    """
     content = np.fromfile(path, np.uint8)
     numbers = content[: len(content) // 4 * 4].view("<i4")
     if (
@@ -64,7 +72,7 @@ def read_slot(path: str | os.PathLike[str]) -> Slot:
             f"{VERSIONS[0]} to {VERSIONS[-1]}, and a number of tokens that follow"
         )
     count = int(numbers[2])
-    state = np.concatenate([BEGIN, content[12 + 4 * count :]])
+    state = np.concatenate([BEGIN, _without_checkpoints(content[12 + 4 * count :])])
     return Slot(_unpack(numbers[3 : 3 + count]), state, int(numbers[1]))
 
 
@@ -157,6 +165,30 @@ class SlotServer:
             raise InputOutputError(f"the server does not {action} slot {slot}: {why}") from None
         except OSError as error:
             raise InputOutputError(f"the server at {self._url} does not answer: {error}") from None
+
+
+def _without_checkpoints(content: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """What stands before the checkpoints of a file, which end where it ends."""
+    whole = content.tobytes()
+    begin = whole.find(CHECKPOINTS)
+    while begin >= 0 and _end_of_checkpoints(whole, begin) != len(whole):
+        begin = whole.find(CHECKPOINTS, begin + 1)
+    return content if begin < 0 else content[:begin]
+
+
+def _end_of_checkpoints(content: bytes, begin: int) -> int | None:
+    """Where checkpoints end that begin at a place; None: none do."""
+    at = begin + len(CHECKPOINTS) + 4
+    try:
+        (count,) = struct.unpack_from("<I", content, at - 4)
+        for _ in range(count):
+            at += 16
+            for _ in range(3):
+                (size,) = struct.unpack_from("<Q", content, at)
+                at += 8 + size
+    except struct.error:
+        return None
+    return at
 
 
 def _unpack(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
