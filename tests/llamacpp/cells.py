@@ -10,8 +10,8 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-Side = str  # "k" or "v"
-#: Layer, position, head, element.
+Side = str  # "k" or "v"; "r" or "s" of recurrent layers
+#: Layer, position, head, element. Recurrent layers are behind the others, and have the last position.
 Place = tuple[int, int, int, int]
 Cells = dict[tuple[Side, Place], int]
 
@@ -30,7 +30,12 @@ def counted(kind: str, size: int) -> tuple[int, str, int]:
 
 @dataclass(frozen=True)
 class Form:
-    """How a state is written. See the fields of kvferry.llamacpp.SequenceCache. Latents: values of size 0."""
+    """How a state is written. See the fields of kvferry.llamacpp.SequenceCache. Latents: values of size 0.
+
+    Attributes:
+        recurrent: layers with r and s, which are float32, behind the others
+        model_layers: what a state says of the model's layers
+    """
 
     layers: int = 2
     heads: int = 3
@@ -45,6 +50,10 @@ class Form:
     rotations: tuple[int, int] | None = (0, 0)
     windowed: tuple[int, ...] = ()
     window: int = 0
+    recurrent: int = 0
+    r_size: int = 5
+    s_size: int = 12
+    model_layers: int = 9
 
     @property
     def full(self) -> list[int]:
@@ -62,15 +71,29 @@ class Form:
 def raw(side: Side, place: Place) -> int:
     """A number of 16 bits for each place, unlike its neighbours'; of bytes the lower ones count."""
     layer, position, head, element = place
-    return (31 * layer + 7919 * position + 613 * head + 17 * element + 29 * (side == "v")) % 65521
+    return (31 * layer + 7919 * position + 613 * head + 17 * element + 29 * "kvrs".index(side)) % 65521
 
 
 def write(form: Form, positions: Sequence[int], value: Callable[[Side, Place], int] = raw) -> bytes:
     """A state of cells with these positions; of layers with a window the last ones, as llama.cpp does."""
-    out = struct.pack("<Ii", 0xAF143CD8, 5) + _write_section(form, form.full, positions, value)
+    out = struct.pack("<Ii", 0xAF143CD8, 5)
+    if form.layers:
+        out += _write_section(form, form.full, positions, value)
     if form.windowed:
         out += _write_section(form, form.windowed, kept(form, positions, form.window), value)
+    if form.recurrent:
+        out += _write_recurrent(form, max(positions), value)
     return out
+
+
+def _write_recurrent(form: Form, position: int, value: Callable[[Side, Place], int]) -> bytes:
+    """What a state has of recurrent layers."""
+    out = [struct.pack("<IiIII", 1, position, 0, 0, form.model_layers)]
+    for side, size in (("r", form.r_size), ("s", form.s_size)):
+        for layer in range(form.layers, form.layers + form.recurrent):
+            out.append(struct.pack("<iQ", 0, 4 * size))
+            out += [struct.pack("<I", value(side, (layer, position, 0, element))) for element in range(size)]
+    return b"".join(out)
 
 
 def kept(form: Form, positions: Sequence[int], count: int) -> list[int]:
@@ -143,11 +166,30 @@ def read(form: Form, state: bytes) -> Cells:
     taking = _Taking(state)
     taking.must("magic", "I", 0xAF143CD8)
     taking.take("i")
-    found = _read_section(form, form.full, taking)
+    found = _read_section(form, form.full, taking) if form.layers else {}
     if form.windowed:
         found |= _read_section(form, form.windowed, taking)
+    if form.recurrent:
+        found |= _read_recurrent(form, taking)
     assert taking.at == len(state), f"the state has {len(state) - taking.at} bytes too many"
     return found
+
+
+def _read_recurrent(form: Form, taking: _Taking) -> Cells:
+    """What a state has of recurrent layers."""
+    taking.must("cells", "I", 1)
+    position = taking.take("i")
+    taking.must("sequences of a cell", "I", 0)
+    taking.must("transposed", "I", 0)
+    taking.must("layers", "I", form.model_layers)
+    cells: Cells = {}
+    for side, size in (("r", form.r_size), ("s", form.s_size)):
+        for layer in range(form.layers, form.layers + form.recurrent):
+            taking.must(f"type of {side}", "i", 0)
+            taking.must(f"bytes of {side}", "Q", 4 * size)
+            for element in range(size):
+                cells[side, (layer, position, 0, element)] = taking.take("I")
+    return cells
 
 
 def _read_section(form: Form, layers: Sequence[int], taking: _Taking) -> Cells:
@@ -211,6 +253,11 @@ def expected(form: Form, positions: Sequence[int], count: int | None = None) -> 
             for position, head, element in itertools.product(here, range(form.heads), range(size)):
                 place = layer, position, head, element
                 found[side, place] = raw(side, place) & (2 ** (8 * struct.calcsize(code)) - 1)
+    for side, size in (("r", form.r_size), ("s", form.s_size)):
+        for layer in range(form.layers, form.layers + form.recurrent):
+            for element in range(size):
+                place = layer, max(positions), 0, element
+                found[side, place] = raw(side, place)
     return found
 
 

@@ -113,7 +113,7 @@ def convert(folder: pathlib.Path, file: pathlib.Path) -> pathlib.Path:
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     _add_sizes(writer, name, config)
     writer.add_vocab_size(config["vocab_size"])
-    _add_words(writer, config["vocab_size"])
+    add_words(writer, config["vocab_size"])
     for key, tensor in load_file(folder / "model.safetensors").items():
         for target, content in _tensors(name, config, key, tensor):
             writer.add_tensor(target, content)
@@ -184,7 +184,7 @@ def _tensors(
     return [(f"blk.{layer}.{target}.{kind}", tensor)]
 
 
-def _add_words(writer: gguf.GGUFWriter, count: int) -> None:
+def add_words(writer: gguf.GGUFWriter, count: int) -> None:
     """A word for each token. Prompts are given as token ids anyway."""
     writer.add_tokenizer_model("llama")
     writer.add_token_list(["<unk>", "<s>", "</s>", *(f"▁w{token}" for token in range(3, count))])

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from cells import Form, Place, Side
 
-from kvferry import Agent, Engine, Event, EventKind, GroupSpec, GroupSteps, make_keys
+from kvferry import Agent, Contact, Engine, Event, EventKind, GroupSpec, GroupSteps, make_keys
 from kvferry.errors import (
     CancelledError,
     ClosedError,
@@ -62,7 +62,8 @@ def free_tokens(agent: SequenceAgent) -> int:
     """For how many tokens there are pages."""
     for tokens in range(ROOM, -1, -1):
         try:
-            pages = agent._take([0] * len(agent._pages), tokens)
+            firsts = [max(0, tokens - 1) if section.recurrent else 0 for section in agent._sections]
+            pages = agent._take(firsts, tokens)
         except LimitError:
             continue
         agent._give(pages)
@@ -187,6 +188,92 @@ def test_other_groups_and_windows_are_refused() -> None:
         ):
             with agent_of(other, groups=groups) as loader, pytest.raises(MismatchError):
                 loader.load(params, deadline=5).wait(20)
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    (
+        (Form(layers=0, recurrent=3), Form(layers=0, recurrent=3)),
+        (Form(recurrent=2), Form(transposed=True, recurrent=2, streams=3)),
+        (Form(recurrent=2, s_size=0, streams=3, stream=1), Form(recurrent=2, s_size=0)),
+        (
+            Form(layers=3, windowed=(0, 2), window=37, recurrent=1),
+            Form(layers=3, windowed=(0, 2), window=37, recurrent=1, transposed=True),
+        ),
+    ),
+    ids=str,
+)
+@pytest.mark.parametrize("count", (1, 37, 150))
+def test_states_go_with_the_tokens_that_they_have(there: Form, here: Form, count: int) -> None:
+    with (
+        agent_of(there, tokens_per_page=16, sequences=2) as lender,
+        agent_of(here, tokens_per_page=12, sequences=1) as loader,
+    ):
+        for _ in range(4):  # places are used again
+            state, _ = state_and_cells(there, count)
+            found = loader.load(lender.lend(state), count).wait(20)
+            assert cells.read(cells.first_stream(here), found.tobytes()) == cells.arrived(here, count)
+        until(lambda: free_tokens(lender) == ROOM)
+
+
+@pytest.mark.parametrize("form", (Form(layers=0, recurrent=2), Form(recurrent=2)), ids=str)
+def test_a_state_is_never_taken_for_fewer_tokens(form: Form) -> None:
+    state, whole = state_and_cells(form, 40)
+    with agent_of(form) as lender, agent_of(form) as loader:
+        params = lender.lend(state)
+        for tokens in (39, 1):
+            with pytest.raises(
+                InvalidError,
+                match=f"tokens is {tokens}; allowed: remote_num_tokens, which is 40, as the states",
+            ):
+                loader.load(params, tokens)
+        with pytest.raises(InvalidError, match="tokens is 40; allowed: remote_num_tokens, which is not given"):
+            loader.load({**params, "remote_num_tokens": None}, 40)
+        if form.layers:  # the lender knows how many tokens there are beside its states
+            with pytest.raises(OutOfRangeError):
+                loader.load({**params, "remote_num_tokens": 39}, 39).wait(20)
+        assert free_tokens(loader) == ROOM
+        assert cells.read(form, loader.load(params).wait(20).tobytes()) == whole
+
+
+def test_there_are_states_for_so_many_sequences() -> None:
+    form = Form(recurrent=2)
+    state, whole = state_and_cells(form, 5)
+    with agent_of(form, sequences=2, tokens_per_page=16) as lender, agent_of(form) as loader:
+        params = [lender.lend(state) for _ in range(2)]
+        with pytest.raises(LimitError, match="layers need 1 state; allowed: 0, as the others of 2 are in use"):
+            lender.lend(state)
+        loader.decline(params[0])
+        until(lambda: free_tokens(lender) == ROOM - 16)
+        params.append(lender.lend(state))
+        for lent in params[1:]:
+            assert cells.read(form, loader.load(lent).wait(20).tobytes()) == whole
+    with pytest.raises(OutOfRangeError, match="sequences is 0; allowed: 1 and more"):
+        agent_of(form, sequences=0)
+
+
+def test_other_states_are_refused() -> None:
+    form = Form(recurrent=2)
+    state, _ = state_and_cells(form, 5)
+    with agent_of(form) as lender:
+        params = lender.lend(state)
+        for other in (
+            replace(form, recurrent=0),
+            replace(form, recurrent=3),
+            replace(form, r_size=6),
+            replace(form, s_size=0),
+            replace(form, layers=0),
+        ):
+            with agent_of(other) as loader, pytest.raises(MismatchError):
+                loader.load(params, 5, deadline=5).wait(20)
+        engine = Engine(lender.cache.model(), groups=[GroupSpec(9, 16), GroupSpec(9, 1)], name="other")
+        with Agent(engine) as agent:
+            agent.register(agent.allocate_regions())
+            there = Contact(params["remote_engine_id"], lender.agent.endpoint)
+            agent.pull(bytes.fromhex(params["kvferry_transfer_id"]), there, [GroupSteps(), GroupSteps()])
+            event = agent.wait_event(20)
+            assert event is not None and isinstance(event.error, MismatchError)
+            assert "states" in str(event.error)
 
 
 def test_the_first_tokens_are_enough() -> None:

@@ -8,11 +8,27 @@ from dataclasses import replace
 
 import cells
 import pytest
-from cells import Form
+from cells import Form, Place, Side
 
 from kvferry.errors import InvalidError, KvferryError, UnsupportedError
-from kvferry.llamacpp import CacheType, LayerCells, SequenceCache
+from kvferry.llamacpp import CacheType, LayerCells, SequenceCache, States
 
+#: With recurrent layers, beside others or alone.
+RECURRENT = [
+    replace(form, recurrent=count, r_size=r_size, s_size=s_size)
+    for form, (count, r_size, s_size) in itertools.product(
+        (
+            Form(layers=0),
+            Form(),
+            Form(interleaved=True, transposed=True, streams=3, stream=1, rotations=None),
+            Form(key_size=64, value_size=32, key_type="q8_0", value_type="q4_0", rotations=(64, 0)),
+            Form(3, 1, 64, 0, "bf16", "bf16", streams=4, stream=2),
+            Form(layers=4, windowed=(0, 2), window=4),
+        ),
+        # Of the second, two layers with as many bytes of r and of s would be as long.
+        ((1, 5, 12), (3, 6, 0), (4, 3, 300)),
+    )
+]
 FORMS = (
     [
         Form(
@@ -41,6 +57,7 @@ FORMS = (
             ("f32", "bf16", "q8_0"), (False, True), ((1, 0), (4, 0), (4, 2)), (None, (0, 0))
         )
     ]
+    + RECURRENT
     + [
         replace(form, layers=5, windowed=windowed, window=window)
         for form, windowed, window in itertools.product(
@@ -54,6 +71,19 @@ FORMS = (
 
 def cache_of(form: Form) -> SequenceCache:
     """The same in kvferry's words."""
+    if form.recurrent:
+        states = States(form.recurrent, form.model_layers, form.r_size, form.s_size)
+        if not form.layers:
+            return SequenceCache(0, 1, 0, 0, states=states)
+        rest = cache_of(replace(form, recurrent=0))
+        return replace(
+            rest,
+            kv_heads=1,
+            key_size=form.heads * form.key_size,
+            value_size=form.heads * form.value_size,
+            interleaved=False,
+            states=states,
+        )
     return SequenceCache(
         form.layers,
         form.heads,
@@ -68,6 +98,16 @@ def cache_of(form: Form) -> SequenceCache:
         form.windowed,
         form.window,
     )
+
+
+def bits(form: Form, found: list[LayerCells], side: Side, place: Place) -> int:
+    """What a layer has at a place; its row has the heads one after the other."""
+    layer, position, head, element = place
+    there = found[layer]
+    row = (there.keys if side in "kr" else there.values)[position - there.first].reshape(-1)
+    if layer >= form.layers:
+        return int(row[element])
+    return int(row[head * (len(row) // form.heads) + (form.place(element) if side == "k" else element)])
 
 
 def copy(source: list[LayerCells], target: list[LayerCells]) -> None:
@@ -87,12 +127,8 @@ def test_a_state_is_read_and_written(form: Form, count: int) -> None:
     found = cache.read(state)
     whole = cells.expected(form, range(count))
     assert sum(layer.keys.size + layer.values.size for layer in found) == len(whole)
-    for (side, (layer, position, head, element)), bits in whole.items():
-        there = found[layer]
-        if side == "k":
-            assert there.keys[position - there.first, head, form.place(element)] == bits
-        else:
-            assert there.values[position - there.first, head, element] == bits
+    for (side, place), number in whole.items():
+        assert bits(form, found, side, place) == number
 
     made, places = cache.make(count)
     copy(found, places)
@@ -100,8 +136,8 @@ def test_a_state_is_read_and_written(form: Form, count: int) -> None:
     assert cells.read(first, made.tobytes()) == cells.arrived(form, count)
 
 
-def test_cells_may_lie_in_any_order() -> None:
-    form = Form(transposed=True)
+@pytest.mark.parametrize("form", (Form(transposed=True), Form(transposed=True, recurrent=2)), ids=str)
+def test_cells_may_lie_in_any_order(form: Form) -> None:
     found = cache_of(form).read(cells.write(form, [3, 0, 4, 2, 1]))
     made, places = cache_of(form).make(5)
     copy(found, places)
@@ -115,17 +151,85 @@ def test_tokens_that_are_not_the_first_ones_are_refused(positions: list[int]) ->
         cache_of(form).read(cells.write(form, positions))
 
 
-LATENTS = [form for form in FORMS if not form.value_size]
+def test_recurrent_layers_that_stand_elsewhere_are_refused() -> None:
+    form = Form(recurrent=2)
+    others, behind = cells.write(replace(form, recurrent=0), range(5)), replace(form, layers=0)
+    cache_of(form).read(others + cells.write(behind, range(5))[8:])
+    for count in (4, 6):
+        with pytest.raises(
+            InvalidError, match=f"recurrent layers stand at position {count - 1}; allowed: 4, that of the last"
+        ):
+            cache_of(form).read(others + cells.write(behind, range(count))[8:])
+    with pytest.raises(InvalidError, match="recurrent layers stand at position -1; allowed: 0"):
+        cache_of(behind).read(cells.write(behind, [-1]))
 
 
-@pytest.mark.parametrize("form", [*FORMS[:32:3], *LATENTS[::5]], ids=str)
+@pytest.mark.parametrize("streams", (1, 3))
+def test_a_sequence_without_tokens_has_no_cells(streams: int) -> None:
+    """Its state begins as that of one token in recurrent layers alone."""
+    heads = struct.pack("<iQ", 0, 20) * 2 + struct.pack("<iQ", 0, 48) * 2
+    empty = struct.pack(f"<IiI{streams}I", 0xAF143CD8, 5, streams, *[0] * streams)
+    with pytest.raises(InvalidError, match="a state has no cells; allowed: one token or more"):
+        SequenceCache.of_state(empty + struct.pack("<III", 0, 0, 4) + heads, 1, False)
+    alone = cells.write(Form(layers=0, recurrent=2), [0])
+    assert alone[: len(empty)] == empty or streams > 1
+    assert SequenceCache.of_state(alone, 1, False) == cache_of(Form(layers=0, recurrent=2))
+
+
+def test_other_recurrent_layers_are_refused_by_name() -> None:
+    form = Form(recurrent=2)
+    others = cells.write(replace(form, recurrent=0), range(5))
+    behind = cells.write(replace(form, layers=0), range(5))[8:]
+
+    def read(behind: bytes) -> None:
+        with pytest.raises(UnsupportedError) as alone:
+            SequenceCache.of_state(others + behind, form.heads, False)
+        with pytest.raises(KvferryError) as beside:
+            cache_of(form).read(others + behind)
+        said.append((str(alone.value), str(beside.value)))
+
+    said: list[tuple[str, str]] = []
+    for what, at, code, value in (
+        ("a state has 2 cells of recurrent layers; allowed: 1", 0, "I", 2),
+        ("the number of a cell's sequences is 1; allowed: 0", 8, "I", 1),
+        ("whether values are transposed is 1; allowed: 0", 12, "I", 1),
+        ("r are of ggml's type 12; allowed: 0 (f32), 1", 20, "i", 12),
+        ("begin with 24 bytes of r; allowed: equal ones of 1 to 9 layers", 24, "Q", 24),
+    ):
+        changed = bytearray(behind)
+        struct.pack_into(f"<{code}", changed, at, value)
+        read(bytes(changed))
+        assert what in said[-1][0], said[-1]
+    read(behind + b"\0")
+    read(behind[:52] + struct.pack("<Q", 8) + bytes(8) + behind[52:])  # with a second row beside the first r
+    assert "bytes; allowed: " in said[-1][0] and "or recurrent layers behind" in said[-1][0]
+    with pytest.raises(UnsupportedError, match="the number of layers is 9; allowed: 8"):
+        cache_of(replace(form, model_layers=8)).read(others + behind)
+    with pytest.raises(InvalidError, match=r"windowed is .*; allowed: none, as all layers are recurrent"):
+        SequenceCache.of_state(cells.write(replace(form, layers=0), [0]), 1, False, (0,), 4)
+    with pytest.raises(InvalidError, match="kv_heads is 0; allowed: 1 and more"):
+        SequenceCache.of_state(others, 0, False)
+    with pytest.raises(InvalidError, match=r"groups are .*; the kinds are \(\(0, 1\), \(2, 3\)\)"):
+        cache_of(form).model([[0, 2], [1, 3]])
+
+
+LATENTS = [form for form in FORMS if not form.value_size and not form.recurrent]
+
+
+@pytest.mark.parametrize("form", [*FORMS[:32:3], *LATENTS[::5], *RECURRENT[:8]], ids=str)
 def test_every_field_counts(form: Form) -> None:
-    """A byte that is changed anywhere but in keys, values and sequence numbers is noticed."""
+    """A byte that is changed anywhere but in keys, values, r, s and sequence numbers is noticed.
+
+    Where all layers are recurrent, nothing but their position says how many tokens there were.
+    """
     count = 3
     state = cells.write(form, range(count))
     cache = cache_of(form)
     whole = cells.expected(form, range(count))
+    sequences = [4, *(16 + 4 * form.stream + 12 * cell + 8 for cell in range(count if form.layers else 0))]
     for at in range(len(state)):
+        if not form.layers and 12 <= at < 16:
+            continue
         other = bytearray(state)
         other[at] ^= 0x41
         try:
@@ -137,16 +241,21 @@ def test_every_field_counts(form: Form) -> None:
         copy(layers, places)
         found = cells.read(cells.first_stream(form), made.tobytes())
         changed = [place for place in whole if whole[place] != found[place]]
-        sequences = [4, *(16 + 4 * form.stream + 12 * cell + 8 for cell in range(count))]
         assert len(changed) == 1 or any(first <= at < first + 4 for first in sequences), at
 
 
-@pytest.mark.parametrize("form", [*FORMS[:32:5], *LATENTS[::5], *FORMS[-24::5]], ids=str)
+@pytest.mark.parametrize("form", [*FORMS[:32:5], *LATENTS[::5], *RECURRENT[::2], *FORMS[-24::5]], ids=str)
 def test_a_state_that_is_cut_off_is_refused(form: Form) -> None:
     state = cells.write(form, range(2))
     for length in range(len(state)):
-        with pytest.raises(KvferryError):
-            SequenceCache.of_state(state[:length], form.heads, form.interleaved, form.windowed, form.window)
+        try:
+            found = SequenceCache.of_state(
+                state[:length], form.heads, form.interleaved, form.windowed, form.window
+            )
+        except KvferryError:
+            pass
+        else:  # a state does not say how many layers are recurrent, so that it is one of fewer
+            assert found.states is None or found.states.layers < form.recurrent
         with pytest.raises(KvferryError):
             cache_of(form).read(state[:length])
     with pytest.raises(UnsupportedError, match="bytes; allowed"):

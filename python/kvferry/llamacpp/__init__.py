@@ -5,9 +5,10 @@ library of a context, or asks a server, if the caller names one.
 """
 
 from kvferry.llamacpp.context import Context, RopeType, interleaves, windowed_layers
+from kvferry.llamacpp.sections import CacheType
 from kvferry.llamacpp.sequences import Arrival, SequenceAgent
 from kvferry.llamacpp.slots import Slot, SlotServer, read_slot, write_slot
-from kvferry.llamacpp.state import CacheType, LayerCells, SequenceCache
+from kvferry.llamacpp.state import LayerCells, SequenceCache, States
 
 __all__ = [
     "Arrival",
@@ -19,6 +20,7 @@ __all__ = [
     "SequenceCache",
     "Slot",
     "SlotServer",
+    "States",
     "interleaves",
     "read_slot",
     "windowed_layers",

@@ -11,11 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.errors import InvalidError, LimitError, NotFoundError, UnsupportedError
-from kvferry.llamacpp.state import SequenceCache, State, bytes_of
+from kvferry.llamacpp.sections import State, bytes_of
+from kvferry.llamacpp.state import SequenceCache
 
 #: The functions that are used: their results and arguments.
 FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_get_model": (ctypes.c_void_p, [ctypes.c_void_p]),
+    "llama_model_is_hybrid": (ctypes.c_bool, [ctypes.c_void_p]),
+    "llama_model_is_recurrent": (ctypes.c_bool, [ctypes.c_void_p]),
     "llama_model_n_head_kv": (ctypes.c_int32, [ctypes.c_void_p]),
     "llama_model_n_layer": (ctypes.c_int32, [ctypes.c_void_p]),
     "llama_model_n_swa": (ctypes.c_int32, [ctypes.c_void_p]),
@@ -162,7 +165,10 @@ class Context:
         """
         model = self._call("llama_get_model", self._pointer)
         architecture = self._said(model, "general.architecture") or "that is not named"
-        if interleaved is None:
+        heads = self._call("llama_model_n_head_kv", model)
+        if any(self._call(f"llama_model_is_{kind}", model) for kind in ("recurrent", "hybrid")):
+            heads, interleaved = 1, False  # see SequenceCache.states
+        elif interleaved is None:
             interleaved = interleaves(architecture, self._call("llama_model_rope_type", model))
         window = self._call("llama_model_n_swa", model)
         if not window:
@@ -170,7 +176,6 @@ class Context:
         elif windowed is None:
             said = self._said(model, f"{architecture}.attention.sliding_window_pattern")
             windowed = windowed_layers(architecture, self._call("llama_model_n_layer", model), said)
-        heads = self._call("llama_model_n_head_kv", model)
         return SequenceCache.of_state(state, heads, interleaved, windowed, window)
 
     def _said(self, model: Any, key: str) -> str | None:

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.errors import LimitError
-from kvferry.llamacpp.state import LayerCells, SequenceCache
+from kvferry.llamacpp.sections import Section
+from kvferry.llamacpp.state import LayerCells
 from kvferry.request import BlockTable
 
 _ALL = slice(None)
@@ -22,33 +23,37 @@ class Pages:
     Safe to use from several threads.
 
     Args:
+        section: what these layers keep
         layers: whose cells are here
-        regions: of the agent: the keys of each of these layers, and then the values of each, unless keys are
-            latents
+        regions: of the agent: the keys of each of these layers, and then the values of each; none of what has
+            no elements
         tokens_per_page: of each page
     """
 
     def __init__(
         self,
-        cache: SequenceCache,
+        section: Section,
         layers: Sequence[int],
         regions: Sequence[NDArray[np.uint8]],
         tokens_per_page: int,
     ) -> None:
-        self._tokens, self._layers = tokens_per_page, layers
-        each_side = [side for side in cache.sides for _ in layers]
-        self._sides = [
-            region.view(f"<u{kind.unit.bits // 8}").reshape(-1, cache.kv_heads, kind.units(size))
-            for region, (_, kind, size) in zip(regions, each_side, strict=True)
-        ]
-        half = cache.key_size // 2
+        self._tokens, self._layers, self._recurrent = tokens_per_page, layers, section.recurrent
+        count = len(layers)
+        self._sides = []  # number, and the memory of each layer
+        for number, side in enumerate(section.sides):
+            if side.size:
+                mine, regions = regions[:count], regions[count:]
+                shape = -1, section.heads, side.kind.units(side.size)
+                kind = f"<u{side.kind.unit.bits // 8}"
+                self._sides.append((number, [region.view(kind).reshape(shape) for region in mine]))
+        half = section.sides[0].size // 2
         # Units of a key in a page, and in a state.
         self._of_keys = (
             [(slice(half), slice(0, None, 2)), (slice(half, None), slice(1, None, 2))]
-            if cache.interleaved
+            if section.interleaved
             else [(_ALL, _ALL)]
         )
-        self._count = len(self._sides[0]) // tokens_per_page
+        self._count = len(self._sides[0][1][0]) // tokens_per_page
         self._free = list(range(self._count))
         self._lock = threading.Lock()
 
@@ -59,9 +64,13 @@ class Pages:
         with self._lock:
             left = len(self._free) - wanted
             if left < 0:
+                need = (
+                    f"recurrent layers need {wanted} state"
+                    if self._recurrent
+                    else f"{end - first} tokens need {wanted} pages of {self._tokens} tokens"
+                )
                 raise LimitError(
-                    f"{end - first} tokens need {wanted} pages of {self._tokens} tokens; allowed: "
-                    f"{len(self._free)}, as the others of {self._count} are in use"
+                    f"{need}; allowed: {len(self._free)}, as the others of {self._count} are in use"
                 )
             taken = self._free[left:]
             del self._free[left:]
@@ -92,7 +101,7 @@ class Pages:
         ids = np.asarray(pages.ids, np.intp)
         slots = ids[tokens // self._tokens - pages.first_block] * self._tokens + tokens % self._tokens
         for i, layer in enumerate(mine):
-            for of_page, of_row in self._of_keys:
-                yield self._sides[i], slots, layer.keys, of_page, of_row
-            if len(self._sides) > len(mine):
-                yield self._sides[len(mine) + i], slots, layer.values, _ALL, _ALL
+            for number, memory in self._sides:
+                rows = (layer.keys, layer.values)[number]
+                for of_page, of_row in self._of_keys if number == 0 else [(_ALL, _ALL)]:
+                    yield memory[i], slots, rows, of_page, of_row

@@ -30,7 +30,8 @@ from kvferry.errors import (
 )
 from kvferry.events import Event, EventKind
 from kvferry.llamacpp.pages import Pages
-from kvferry.llamacpp.state import SequenceCache, State
+from kvferry.llamacpp.sections import State
+from kvferry.llamacpp.state import SequenceCache
 from kvferry.model import CONVERTED
 from kvferry.request import BlockTable, GroupSteps
 from kvferry.scheduler import TransferParams
@@ -83,6 +84,7 @@ class SequenceAgent:
         cache: how the contexts keep their sequences
         tokens: for which there is memory: of all sequences that are lent or arriving at the same time
         tokens_per_page: of a page; a sequence has whole pages
+        sequences: for how many there is memory for the states of recurrent layers, lent or arriving
         name: the engine's; None: one of its own. Engines that meet have different names
         weights: a name of the weights; "": they are not compared. Engines with other names are refused
         groups: the layers of each group of the other engine, of models with sliding windows: `kvferry_groups`
@@ -99,6 +101,7 @@ class SequenceAgent:
         tokens: int,
         *,
         tokens_per_page: int = 64,
+        sequences: int = 8,
         name: str | None = None,
         weights: str = "",
         groups: Sequence[Sequence[int]] | None = None,
@@ -106,10 +109,10 @@ class SequenceAgent:
     ) -> None:
         if cache.interleaved and cache.key_size % 2:
             raise UnsupportedError(f"interleaved keys have {cache.key_size} elements; allowed: an even number")
-        for what, number in (("tokens", tokens), ("tokens_per_page", tokens_per_page)):
+        numbers = {"tokens": tokens, "tokens_per_page": tokens_per_page, "sequences": sequences}
+        for what, number in numbers.items():
             if whole_number(number, what) < 1:
                 raise OutOfRangeError(f"{what} is {number}; allowed: 1 and more")
-        pages = -(-tokens // tokens_per_page)
         self.cache = cache
         self._weights = weights
         self._changed = threading.Condition()  # of all that follows
@@ -117,9 +120,17 @@ class SequenceAgent:
         self._loads: dict[int, Event | None] = {}  # that somebody wants, and how they have ended
         self._dropped: deque[int] = deque()  # loads whose Arrival Python has dropped
         self._layers = [tuple(group) for group in (cache.groups if groups is None else groups)]
+        model = cache.model(self._layers)
+        self._sections = [cache.section(layers[0]) for layers in self._layers]
+        specs = [
+            GroupSpec(sequences, 1, "PL|BNH")
+            if section.recurrent
+            else GroupSpec(-(-tokens // tokens_per_page), tokens_per_page, "PL|BNH")
+            for section in self._sections
+        ]
         engine = Engine(
-            cache.model(self._layers),
-            groups=[GroupSpec(pages, tokens_per_page, "PL|BNH")] * len(self._layers),
+            model,
+            groups=specs,
             name=name or f"llamacpp-{uuid.uuid4().hex}",
         )
         facts = {**cache.facts, **({"weights": weights} if weights else {})}
@@ -128,10 +139,10 @@ class SequenceAgent:
             regions = self.agent.allocate_regions()
             self.agent.register(regions)
             self._pages = []
-            for layers in self._layers:
-                count = len(cache.sides) * len(layers)
+            for layers, section, spec in zip(self._layers, self._sections, specs, strict=True):
+                count = len(section.parts) * len(layers)
                 mine, regions = regions[:count], regions[count:]
-                self._pages.append(Pages(cache, layers, mine, tokens_per_page))
+                self._pages.append(Pages(section, layers, mine, spec.tokens_per_block))
         except BaseException:
             self.agent.close()
             raise
@@ -158,7 +169,7 @@ class SequenceAgent:
             for here, table in zip(self._pages, pages, strict=True):
                 here.write(table, cells)
             with self._changed:
-                steps = _steps(pages, firsts, tokens)
+                steps = self._steps(pages, firsts, tokens)
                 ticket = self.agent.hold(request.bytes, steps, consumers=uses, lease=lease)
                 self._used[ticket] = pages
         except BaseException:
@@ -185,7 +196,7 @@ class SequenceAgent:
             params: kv_transfer_params, of a server of llama.cpp, of vLLM with kvferry's connector, or of
                 another engine whose adapter writes them
             tokens: how many, from the first. A server that goes on with the last token of a prompt needs all
-                but that one. None: all that there are
+                but that one. None: all that there are, as it must be if layers are recurrent
             deadline: seconds; None: 120
 
         Raises InvalidError (parameters), MismatchError (other weights), UnsupportedError (a push), LimitError
@@ -196,6 +207,11 @@ class SequenceAgent:
         if not 1 <= wanted <= (source.tokens or wanted):
             raise InvalidError(
                 f"tokens is {tokens}; allowed: 1 to remote_num_tokens, which is {source.tokens or 'not given'}"
+            )
+        if self.cache.states and wanted != source.tokens:
+            raise InvalidError(
+                f"tokens is {wanted}; allowed: remote_num_tokens, which is {source.tokens or 'not given'}, as "
+                "the states of recurrent layers have all of these tokens"
             )
         return Arrival(self, self._pull(source, wanted, deadline), wanted)
 
@@ -215,11 +231,11 @@ class SequenceAgent:
     def _pull(self, source: TransferParams, tokens: int, deadline: float | None) -> int:
         """Begins to read; returns the ticket."""
         contact = Contact(source.engine, source.endpoint, source.public_key or None)
-        firsts = [self.cache.first(layers[0], tokens) for layers in self._layers]
+        firsts = [section.first(tokens) for section in self._sections]
         pages = self._take(firsts, tokens)
         try:
             with self._changed:
-                steps = _steps(pages, firsts, tokens)
+                steps = self._steps(pages, firsts, tokens)
                 ticket = self.agent.pull(source.id, contact, steps, deadline=deadline)
                 self._used[ticket] = pages
                 self._loads[ticket] = None
@@ -239,6 +255,13 @@ class SequenceAgent:
             self._give(taken)
             raise
         return taken
+
+    def _steps(self, pages: Sequence[BlockTable], firsts: Sequence[int], end: int) -> list[GroupSteps]:
+        """The steps of each group: tokens up to the same one, or a state, which has the first page."""
+        return [
+            GroupSteps(table.ids, 0, len(table.ids)) if section.recurrent else GroupSteps(table, first, end)
+            for section, table, first in zip(self._sections, pages, firsts, strict=True)
+        ]
 
     def _give(self, tables: Sequence[BlockTable]) -> None:
         """Gives back pages of the first groups, mostly all."""
@@ -323,8 +346,3 @@ class SequenceAgent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _steps(pages: Sequence[BlockTable], firsts: Sequence[int], end: int) -> list[GroupSteps]:
-    """The tokens of each group, up to the same one."""
-    return [GroupSteps(table, first, end) for table, first in zip(pages, firsts, strict=True)]

@@ -3,7 +3,7 @@
 The server writes one for `POST /slots/0?action=save` and reads one for `action=restore`, in the folder that
 `--slot-save-path` names. A file has the tokens of a prompt and, but for the two numbers at its beginning, the
 state of their sequence. Newer servers append checkpoints, states of fewer tokens, where they could not go back
-to these without, as of layers with a window.
+to these without: of layers with a window, and of recurrent ones.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvferry.errors import InputOutputError, InvalidError, UnsupportedError
-from kvferry.llamacpp.state import MAGIC as STATE_MAGIC
-from kvferry.llamacpp.state import State, bytes_of
+from kvferry.llamacpp.sections import MAGIC as STATE_MAGIC
+from kvferry.llamacpp.sections import State, bytes_of
 
 MAGIC = 0x67677371  # "ggsq"
 #: Versions of files whose states are understood.

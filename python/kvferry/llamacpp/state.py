@@ -1,88 +1,35 @@
-"""The saved state of a sequence of llama.cpp, whose cells kvferry moves.
-
-llama.cpp gives and takes the cache of a sequence as one piece of bytes (`llama_state_seq_get_data()` and
-`llama_state_seq_set_data()`). It has no version and does not say which model it is of, but for given numbers of
-layers, heads and cells it is a struct with fixed places:
-
-    magic, sequence, number of streams
-    for each cell: position, number of sequences (1), sequence
-    are values transposed, number of layers[, rotation of keys, of values]
-    for each layer: type, bytes of a cell's keys; keys [cell][head][element]
-    for each layer: type, bytes of a cell's values; values [cell][head][element]
-     or, transposed: type, bytes of an element, elements of a cell; values [head][element][cell]
-
-Of latents there is one for a cell, where the keys are, and nothing of values.
-
-A context that does not share its cells among sequences has a stream for each sequence; the cells are in one of
-them, and the others are empty. If layers have a sliding window, all from the number of streams on is there
-twice: for the other layers, and then for those with a window, with their last tokens only.
-
-Source: llama.cpp's src/llama-kv-cache.cpp, states of the versions 2 to 4; only those of version 4 have
-rotations.
-"""
+"""The saved state of a sequence of llama.cpp, whose cells kvferry moves. sections.py knows where they are."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvferry.errors import InvalidError, UnsupportedError
-from kvferry.model import Dtype, Group, Model, Part, TpRule
+from kvferry.errors import InvalidError, KvferryError, UnsupportedError
+from kvferry.llamacpp.sections import (
+    HEAD_BYTES,
+    MAGIC,
+    SIDE_BYTES,
+    CacheType,
+    Frame,
+    Section,
+    Side,
+    State,
+    bytes_of,
+    check_magic,
+    difference,
+    end_of,
+    fields,
+    rows,
+    type_of,
+    walk,
+)
+from kvferry.model import Group, GroupKind, Model
 from kvferry.transfer_params import own_group_name
-
-MAGIC = 0xAF143CD8
-HEAD_BYTES = 8  # before the number of streams
-CELL_BYTES = 12
-SIDE_BYTES = 12  # what stands before the keys or the values of each layer
-
-State = bytes | bytearray | memoryview | NDArray[np.uint8]
-
-
-class CacheType(enum.Enum):
-    """A type of a cache's elements: ggml's number, and elements and bytes of its blocks.
-
-    Of types with blocks of several elements kvferry moves the bytes as they are.
-    """
-
-    F32 = 0, 1, 4
-    F16 = 1, 1, 2
-    BF16 = 30, 1, 2
-    Q4_0 = 2, 32, 18
-    Q4_1 = 3, 32, 20
-    Q5_0 = 6, 32, 22
-    Q5_1 = 7, 32, 24
-    Q8_0 = 8, 32, 34
-    IQ4_NL = 20, 32, 18
-
-    def __init__(self, number: int, block: int, block_bytes: int) -> None:
-        self.number, self.block, self.block_bytes = number, block, block_bytes
-
-    @property
-    def quantized(self) -> bool:
-        """Whether a block has several elements."""
-        return self.block > 1
-
-    @property
-    def unit(self) -> Dtype:
-        """What kvferry counts in: elements, or bytes of a quantized type."""
-        return Dtype.U8 if self.quantized else Dtype.by_name(self.name.lower())
-
-    def units(self, elements: int) -> int:
-        """How many units so many elements have, in whole blocks."""
-        return elements // self.block * self.block_bytes if self.quantized else elements
-
-    def elements(self, size: int) -> int:
-        """The number of elements in whole blocks of this many bytes together."""
-        return size // self.block_bytes * self.block
-
-
-_TYPES = {kind.number: kind for kind in CacheType}
-_NOTHING = np.empty(0, np.uint8)
 
 
 class LayerCells(NamedTuple):
@@ -91,8 +38,9 @@ class LayerCells(NamedTuple):
     A unit is an element, or a byte of a quantized type.
 
     Attributes:
-        first: the position of the first token
-        keys, values: [token][head][unit]; latents are keys of one head, and values have no units
+        first: the position of the first token; of a recurrent layer that of the last, whose row stands for all
+        keys, values: [token][head][unit]; latents are keys of one head, and values have no units; recurrent
+            layers have r and s here, of one head
     """
 
     first: int
@@ -101,10 +49,38 @@ class LayerCells(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SequenceCache:
-    """How a context of llama.cpp keeps the cache of a sequence. All layers are alike, but for windows.
+class States:
+    """What recurrent layers keep: of a sequence one state, in which all of its tokens are.
 
     Attributes:
+        layers: how many have a state
+        model_layers: how many the model has, as llama.cpp counts
+        r_size, s_size: elements of what llama.cpp calls r, mostly the last inputs of a convolution, and s, the
+            recurrent state; 0: there is none
+    """
+
+    layers: int
+    model_layers: int
+    r_size: int
+    s_size: int
+    r_type: CacheType = CacheType.F32
+    s_type: CacheType = CacheType.F32
+
+    def section(self, first: int) -> Section:
+        """These layers, numbered from a first one on."""
+        sides = Side("r", "r", self.r_type, self.r_size), Side("s", "s", self.s_type, self.s_size)
+        return Section(tuple(range(first, first + self.layers)), self.model_layers, 1, sides, kept=1)
+
+
+@dataclass(frozen=True)
+class SequenceCache:
+    """How a context of llama.cpp keeps the cache of a sequence.
+
+    All layers that keep keys and values are alike, but for windows, and so are all that are recurrent. The
+    former are numbered from 0 on, the latter behind them: in a state their place in the model is not said.
+
+    Attributes:
+        layers: that keep keys and values, or latents
         kv_heads: of each layer; 1 of latents
         key_size, value_size: elements of a head; of latents, with what is rotated, and 0
         interleaved: the two halves that a key has in the checkpoint are interleaved: element i of the first is
@@ -116,6 +92,8 @@ class SequenceCache:
             at all. None: states do not say it, those of older llama.cpp
         windowed: layers with a sliding window, which do not keep all tokens; see windowed_layers()
         window: how many tokens these layers look at, with the one that looks
+        states: of recurrent layers. Then the cache goes to another llama.cpp only, and the cells of the other
+            layers go as they lie: of_state() takes them for one head that is not interleaved
     """
 
     layers: int
@@ -130,6 +108,7 @@ class SequenceCache:
     rotations: tuple[int, int] | None = (0, 0)
     windowed: tuple[int, ...] = ()
     window: int = 0
+    states: States | None = None
 
     @classmethod
     def of_state(
@@ -142,9 +121,15 @@ class SequenceCache:
     ) -> SequenceCache:
         """The cache of which this is a state, of one token or more.
 
+        Args:
+            kv_heads, interleaved, windowed, window: see SequenceCache. Of one with recurrent layers 1 and False
+                will do: see `states`
+
         Raises InvalidError (this is no state, or one without cells; layers that there are not),
-        UnsupportedError (a cache of another kind: with states, with other windows ...).
+        UnsupportedError (a cache of another kind: with other windows, with an indexer ...).
         """
+        if kv_heads < 1:
+            raise InvalidError(f"kv_heads is {kv_heads}; allowed: 1 and more")
         if windowed and window < 2:
             raise InvalidError(f"window is {window}; allowed: 2 and more")
         return _read_cache(bytes_of(state), kv_heads, interleaved, tuple(windowed), window)
@@ -155,11 +140,14 @@ class SequenceCache:
         return self.value_size == 0
 
     @property
-    def sides(self) -> tuple[tuple[str, CacheType, int], ...]:
-        """What each layer keeps of a token's head: name, as other engines call it, type, and elements."""
+    def sides(self) -> tuple[Side, ...]:
+        """What each layer keeps of a token's head, of those that are not recurrent."""
         if self.latent:
-            return (("latent", self.key_type, self.key_size),)
-        return (("k", self.key_type, self.key_size), ("v", self.value_type, self.value_size))
+            return (Side("latent", "keys", self.key_type, self.key_size),)
+        return (
+            Side("k", "keys", self.key_type, self.key_size),
+            Side("v", "values", self.value_type, self.value_size),
+        )
 
     @property
     def full(self) -> tuple[int, ...]:
@@ -167,10 +155,44 @@ class SequenceCache:
         return tuple(layer for layer in range(self.layers) if layer not in self.windowed)
 
     @property
+    def recurrent(self) -> tuple[int, ...]:
+        """The layers with a state."""
+        return self.states.section(self.layers).layers if self.states else ()
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """The layers whose cells are together in a state, in its order."""
+        found = []
+        if self.layers:
+            plain = Section(
+                self.full,
+                len(self.full),
+                self.kv_heads,
+                self.sides,
+                None,
+                self.streams,
+                self.rotations,
+                self.interleaved,
+                self.transposed,
+            )
+            found.append(plain)
+            if self.windowed:
+                found.append(
+                    replace(plain, layers=self.windowed, written=len(self.windowed), kept=self.window - 1)
+                )
+        if self.states:
+            found.append(self.states.section(self.layers))
+        return tuple(found)
+
+    def section(self, layer: int) -> Section:
+        """That of a layer."""
+        return next(section for section in self.sections if layer in section.layers)
+
+    @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """The layers of each kind, the kind of the first layer first, as vLLM has them if both are as many."""
         kinds = (self.full, self.windowed) if 0 in self.full else (self.windowed, self.full)
-        return tuple(kind for kind in kinds if kind)
+        return tuple(kind for kind in (*kinds, self.recurrent) if kind)
 
     def model(self, groups: Sequence[Sequence[int]] | None = None) -> Model:
         """What kvferry moves of it, as other engines with the same model describe it.
@@ -178,288 +200,129 @@ class SequenceCache:
         Args:
             groups: the layers of each of the other engine's groups; None: see `groups`
 
-        Raises InvalidError: these are not all layers, each once, those with and without a window apart.
+        Raises InvalidError: these are not all layers, each once, those of other kinds apart.
         """
         groups = self.groups if groups is None else groups
-        kinds = [{layer in self.windowed for layer in group} for group in groups]
-        if sorted(layer for group in groups for layer in group) != list(range(self.layers)) or any(
-            len(kind) != 1 for kind in kinds
+        count = self.layers + len(self.recurrent)
+        if sorted(layer for group in groups for layer in group) != list(range(count)) or any(
+            len({self.section(layer) for layer in group}) != 1 for group in groups
         ):
             raise InvalidError(
-                f"groups are {groups}; allowed: groups of the layers with a window, {self.windowed}, and "
-                f"groups of the others of {self.layers}"
+                f"groups are {groups}; allowed: each of {count} layers once, in groups of one "
+                f"kind; the kinds are {self.groups}"
             )
-        rule = TpRule.REPLICATE if self.latent else TpRule.SPLIT
-        parts = tuple(
-            Part(name, kind.unit, self.kv_heads, kind.units(size), tp_rule=rule)
-            for name, kind, size in self.sides
-        )
-        return Model(
-            [
+        found = []
+        for number, group in enumerate(groups):
+            section = self.section(group[0])
+            found.append(
                 Group(
                     own_group_name(number, 0),
                     tuple(group),
-                    parts,
+                    section.parts,
+                    kind=GroupKind.STATE if section.recurrent else GroupKind.TOKENS,
                     window_tokens=self.window if group[0] in self.windowed else 0,
                 )
-                for number, group in enumerate(groups)
-            ],
-            self.layers,
-        )
+            )
+        return Model(found, count)
 
     @property
     def facts(self) -> dict[str, str]:
-        """What must be equal on both sides beyond the model: how cells are quantized, if they are."""
+        """What must be equal on both sides beyond the model: how cells are quantized, whose states they are."""
         sides = zip(self.sides, self.rotations or (0, 0), strict=False)
-        said = [f"{name} {kind.name} rotated by {size}" for (name, kind, _), size in sides if kind.quantized]
-        return {"quantized": ", ".join(said)} if said else {}
-
-    def first(self, layer: int, tokens: int) -> int:
-        """The first of so many tokens that a layer needs for the next one."""
-        return max(0, tokens - self.window + 1) if layer in self.windowed else 0
+        said = [
+            f"{side.name} {side.kind.name} rotated by {size}" for side, size in sides if side.kind.quantized
+        ]
+        return {
+            **({"quantized": ", ".join(said)} if said else {}),
+            **({"states": "in the order of llama.cpp"} if self.states else {}),
+        }
 
     def make(self, tokens: int) -> tuple[NDArray[np.uint8], list[LayerCells]]:
         """A state of this many tokens, at least one, to be filled: its bytes, and what it has of each layer.
 
         Layers with a window have the tokens that the next one looks at.
         """
-        frames: list[_Frame] = []
+        frames: list[Frame] = []
         length = HEAD_BYTES
-        firsts = [self.first(layers[0], tokens) for layers in self._sections]
-        for layers, first in zip(self._sections, firsts, strict=True):
-            frames.append(_Frame(_NOTHING, length, 0, tokens - first, len(layers)))
-            length = _end(self, frames[-1])
+        firsts = [section.first(tokens) for section in self.sections]
+        for section, first in zip(self.sections, firsts, strict=True):
+            frames.append(
+                Frame(np.empty(0, np.uint8), length, section.recurrent, 0, tokens - first, len(section.layers))
+            )
+            length = end_of(section, frames[-1])
         state = np.empty(length, np.uint8)
         head = state[:HEAD_BYTES].view("<u4")
         head[0], head[1] = MAGIC, 0
         frames = [replace(frame, state=state) for frame in frames]
-        for frame, first in zip(frames, firsts, strict=True):
-            for _, place, value in _fields(self, frame):
+        for section, frame, first in zip(self.sections, frames, firsts, strict=True):
+            for _, place, value in fields(section, frame):
                 place[...] = value
-            frame.cells[:, 0], frame.cells[:, 2] = np.arange(first, tokens), 0
+            frame.cells[:, 0], frame.cells[:, 2:] = np.arange(first, tokens), 0
         return state, self._layers(frames, firsts)
 
     def read(self, state: State) -> list[LayerCells]:
         """What a state has of each layer; not copied if tokens lie in their order.
 
         Raises InvalidError (this is no state, or one without cells, or its tokens are not those from 0 on; of
-        layers with a window, the last ones), UnsupportedError (it is of another cache).
+        layers with a window, the last ones; or recurrent layers do not stand at the last one), UnsupportedError
+        (it is of another cache).
         """
         frames = _check(self, bytes_of(state))
         orders, firsts = [], []
-        end = frames[0].count
-        for frame, latest in zip(
-            frames, (self.first(layers[0], end) for layers in self._sections), strict=True
-        ):
-            positions = frame.cells[:, 0]
+        end = frames[0].count if self.layers else int(frames[0].cells[0, 0]) + 1
+        for frame, section in zip(frames, self.sections, strict=True):
+            positions, latest = frame.cells[:, 0], section.first(end)
             order = np.argsort(positions, kind="stable")
             first = end - frame.count
             if not 0 <= first <= latest or not np.array_equal(positions[order], np.arange(first, end)):
                 raise InvalidError(
-                    f"the state has {frame.count} tokens of positions {positions.min()} to {positions.max()}; "
-                    f"allowed: each from {latest} to {end - 1} once"
+                    f"the recurrent layers stand at position {positions[0]}; allowed: {max(0, end - 1)}, that "
+                    "of the last token"
+                    if section.recurrent
+                    else f"the state has {frame.count} tokens of positions {positions.min()} to "
+                    f"{positions.max()}; allowed: each from {latest} to {end - 1} once"
                 )
             firsts.append(first)
             orders.append(order)
         found = self._layers(frames, firsts)
-        for layers, order in zip(self._sections, orders, strict=True):
+        for section, order in zip(self.sections, orders, strict=True):
             if not np.array_equal(order, np.arange(len(order))):
-                for layer in layers:
+                for layer in section.layers:
                     first, keys, values = found[layer]
                     found[layer] = LayerCells(first, keys[order], values[order])
         return found
 
-    @property
-    def _sections(self) -> tuple[tuple[int, ...], ...]:
-        """The layers whose cells are together in a state."""
-        return (self.full, self.windowed) if self.windowed else (self.full,)
-
-    def _layers(self, frames: Sequence[_Frame], firsts: Sequence[int]) -> list[LayerCells]:
+    def _layers(self, frames: Sequence[Frame], firsts: Sequence[int]) -> list[LayerCells]:
         """What sections have of each layer."""
         found = {}
-        for layers, frame, first in zip(self._sections, frames, firsts, strict=True):
-            keys, values = _rows(self, frame)
-            for i, layer in enumerate(layers):
+        for section, frame, first in zip(self.sections, frames, firsts, strict=True):
+            keys, values = rows(section, frame)
+            for i, layer in enumerate(section.layers):
                 found[layer] = LayerCells(first, keys[i], values[i])
-        return [found[layer] for layer in range(self.layers)]
+        return [found[layer] for layer in sorted(found)]
 
 
-@dataclass(frozen=True)
-class _Frame:
-    """A state, and where cells of equal layers are.
-
-    Attributes:
-        at: where the number of streams is
-        stream: the number of the one that has cells
-        count: of cells
-        layers: how many
-    """
-
-    state: NDArray[np.uint8]
-    at: int
-    stream: int
-    count: int
-    layers: int
-
-    @classmethod
-    def of(cls, state: NDArray[np.uint8], at: int) -> _Frame:
-        """Finds the cells behind a place. Raises InvalidError: there are none."""
-        frame = cls(state, at, 0, 0, 0)
-        for stream in range(frame.numbers(at, "u4", 1)[0]):
-            (count,) = frame.numbers(at + 4 + 4 * stream, "u4", 1)
-            if count:
-                found = cls(state, at, stream, count, 0)
-                return replace(found, layers=found.numbers(found.begin + 4, "u4", 1)[0])
-        raise InvalidError("a state has no cells; allowed: one token or more")
-
-    @property
-    def begin(self) -> int:
-        """Where what follows the cells begins."""
-        return self.at + 8 + 4 * self.stream + self.count * CELL_BYTES
-
-    @property
-    def cells(self) -> NDArray[np.int32]:
-        """For each cell: position, number of sequences, sequence."""
-        return self.array(self.begin - self.count * CELL_BYTES, "i4", (self.count, 3), (CELL_BYTES, 4))
-
-    def array(self, at: int, kind: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> NDArray[Any]:
-        """Elements of the state, not copied."""
-        found: NDArray[Any] = np.ndarray(shape, f"<{kind}", self.state.data, at, strides)
-        return found
-
-    def numbers(self, at: int, kind: str, count: int) -> list[int]:
-        """Numbers that follow each other. Raises InvalidError: the state is shorter."""
-        size = np.dtype(kind).itemsize
-        if at + count * size > len(self.state):
-            raise InvalidError(f"a state ends after {len(self.state)} bytes, in the middle of its fields")
-        return [int(number) for number in self.array(at, kind, (count,), (size,))]
-
-
-def _side_bytes(cache: SequenceCache, cells: int) -> tuple[int, int]:
-    """Bytes of the keys and of the values of a layer, with what stands before them."""
-    found = [
-        SIDE_BYTES + cells * cache.kv_heads * kind.units(size) * kind.unit.bits // 8
-        for _, kind, size in cache.sides
-    ]
-    return found[0], sum(found[1:])
-
-
-def _places(cache: SequenceCache, frame: _Frame) -> tuple[int, int, int]:
-    """Where the keys of the first layer are, the values of the first layer, and what follows them."""
-    keys = frame.begin + (8 if cache.rotations is None else 16)
-    of_keys, of_values = _side_bytes(cache, frame.count)
-    values = keys + frame.layers * of_keys
-    return keys, values, values + frame.layers * of_values
-
-
-def _end(cache: SequenceCache, frame: _Frame) -> int:
-    """Where all of it ends."""
-    return _places(cache, frame)[2] + 4 * (cache.streams - 1 - frame.stream)
-
-
-def _fields(cache: SequenceCache, frame: _Frame) -> Iterator[tuple[str, NDArray[Any], Any]]:
-    """All but positions, sequences, keys and values: name, place and value of each field."""
-    keys, values, after = _places(cache, frame)
-    of_keys, of_values = _side_bytes(cache, frame.count)
-    others = cache.streams - 1 - frame.stream
-
-    def one(at: int) -> NDArray[Any]:
-        return frame.array(at, "u4", (1,), (4,))
-
-    def each(at: int, kind: str, stride: int) -> NDArray[Any]:
-        return frame.array(at, kind, (frame.layers,), (stride,))
-
-    yield "the number of streams", one(frame.at), cache.streams
-    yield "the number of cells in other streams", frame.array(frame.at + 4, "u4", (frame.stream,), (4,)), 0
-    yield "the number of cells in other streams", frame.array(after, "u4", (others,), (4,)), 0
-    yield "the number of cells", one(frame.at + 4 + 4 * frame.stream), frame.count
-    yield "the number of a cell's sequences", frame.cells[:, 1], 1
-    yield "whether values are transposed", one(frame.begin), cache.transposed
-    yield "the number of layers", one(frame.begin + 4), frame.layers
-    if cache.rotations is not None:
-        yield "the rotation of keys", one(frame.begin + 8), cache.rotations[0]
-        yield "the rotation of values", one(frame.begin + 12), cache.rotations[1]
-    yield "the type of keys", each(keys, "i4", of_keys), cache.key_type.number
-    yield "the bytes of a cell's keys", each(keys + 4, "u8", of_keys), _side_bytes(cache, 1)[0] - SIDE_BYTES
-    if cache.latent:
-        return
-    yield "the type of values", each(values, "i4", of_values), cache.value_type.number
-    if cache.transposed:
-        yield "the bytes of a value's element", each(values + 4, "u4", of_values), cache.value_type.block_bytes
-        yield (
-            "the elements of a cell's values",
-            each(values + 8, "u4", of_values),
-            (cache.kv_heads * cache.value_size),
-        )
-    else:
-        size = _side_bytes(cache, 1)[1] - SIDE_BYTES
-        yield "the bytes of a cell's values", each(values + 4, "u8", of_values), size
-
-
-def _rows(cache: SequenceCache, frame: _Frame) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Keys and values of a state: [layer][cell][head][unit], not copied."""
-    keys, values, _ = _places(cache, frame)
-    of_keys, of_values = _side_bytes(cache, frame.count)
-    count, heads = frame.count, cache.kv_heads
-    if cache.latent:
-        values = keys  # there are none, and behind the last keys may be nothing
-
-    def rows(at: int, of_layer: int, kind: CacheType, size: int, transposed: bool) -> NDArray[Any]:
-        item, size = kind.unit.bits // 8, kind.units(size)
-        within = (
-            (item, size * count * item, count * item)
-            if transposed
-            else (heads * size * item, size * item, item)
-        )
-        shape = (frame.layers, count, heads, size)
-        return frame.array(at + SIDE_BYTES, f"u{item}", shape, (of_layer, *within))
-
-    return (
-        rows(keys, of_keys, cache.key_type, cache.key_size, False),
-        rows(values, of_values, cache.value_type, cache.value_size, cache.transposed),
-    )
-
-
-def _check(cache: SequenceCache, state: NDArray[np.uint8]) -> list[_Frame]:
+def _check(cache: SequenceCache, state: NDArray[np.uint8]) -> list[Frame]:
     """Where the cells are. Raises UnsupportedError: the state is of another cache."""
-    _check_magic(state)
-    frames: list[_Frame] = []
-    end = HEAD_BYTES
-    for layers in cache._sections:
-        frame = _Frame.of(state, end)
-        frames.append(frame)
-        if frame.stream >= cache.streams:
-            raise UnsupportedError(f"cells are in stream {frame.stream}; allowed: less than {cache.streams}")
-        if frame.layers != len(layers):
-            raise UnsupportedError(f"the number of layers is {frame.layers}; allowed: {len(layers)}")
-        end = _end(cache, frame)
-        is_last = len(frames) == len(cache._sections)
-        if len(state) < end or (is_last and len(state) > end):
-            raise UnsupportedError(
-                f"a state of {frame.count} cells has {len(state)} bytes; allowed: {end}"
-                f"{'' if is_last else ' and more'}"
-            )
-        for name, place, value in _fields(cache, frame):
-            others = place[place != value]
-            if others.size:
-                raise UnsupportedError(f"{name} is {others[0]}; allowed: {int(value)}")
+    check_magic(state)
+    frames, end = walk(cache.sections, state)
+    if len(state) > end:
+        raise UnsupportedError(f"a state of {frames[0].count} cells has {len(state)} bytes; allowed: {end}")
     return frames
-
-
-def _check_magic(state: NDArray[np.uint8]) -> None:
-    (magic,) = _Frame(state, 0, 0, 0, 0).numbers(0, "u4", 1)
-    if magic != MAGIC:
-        raise InvalidError(
-            f"a state begins with {magic:#x}; allowed: {MAGIC:#x}, as llama_state_seq_get_data() writes"
-        )
 
 
 def _read_cache(
     state: NDArray[np.uint8], kv_heads: int, interleaved: bool, windowed: tuple[int, ...], window: int
 ) -> SequenceCache:
     """The cache whose states have this form. Raises UnsupportedError."""
-    _check_magic(state)
-    frame = _Frame.of(state, HEAD_BYTES)
+    check_magic(state)
+    if _is_recurrent(state):
+        if windowed:
+            raise InvalidError(f"windowed is {windowed}; allowed: none, as all layers are recurrent")
+        cache = SequenceCache(0, 1, 0, 0, states=_read_states(state, HEAD_BYTES))
+        _check(cache, state)
+        return cache
+    frame = Frame.of(state, HEAD_BYTES)
     (transposed,) = frame.numbers(frame.begin, "u4", 1)
     if transposed > 1 or not 1 <= frame.layers <= len(state) // SIDE_BYTES:
         raise UnsupportedError(
@@ -482,6 +345,7 @@ def _read_cache(
             )
             if cache.latent and interleaved:
                 raise InvalidError("interleaved is True; allowed: False, of latents")
+            cache = _with_states(cache, state)
             _check(cache, state)
             return cache
         except (UnsupportedError, InvalidError) as error:
@@ -493,7 +357,68 @@ def _read_cache(
     )
 
 
-def _read_sides(frame: _Frame, kv_heads: int, transposed: bool, rotated: bool, latent: bool) -> SequenceCache:
+def _is_recurrent(state: NDArray[np.uint8]) -> bool:
+    """Whether all layers are: a state begins with one cell of no sequence, which is followed by a 0.
+
+    Else it begins with a number of streams, and if there is one, its first cell has one sequence. One without
+    cells, in its recurrent layers neither, begins as if these alone had one token, but they have no r and s.
+    """
+    begin = state[HEAD_BYTES : HEAD_BYTES + 16].tobytes()
+    if begin[:4] != b"\1\0\0\0" or begin[8:] != bytes(8):
+        return False
+    rest = state[HEAD_BYTES + 20 :].tobytes() if begin[4:8] == bytes(4) else b""
+    layers, half = len(rest) // (2 * SIDE_BYTES), len(rest) // 2
+    return not rest or rest != (rest[:SIDE_BYTES] * layers + rest[half : half + SIDE_BYTES] * layers)
+
+
+def _with_states(cache: SequenceCache, state: NDArray[np.uint8]) -> SequenceCache:
+    """The cache with what follows its sections in a state, if anything does. Raises UnsupportedError."""
+    frames, end = walk(cache.sections, state)
+    if end == len(state):
+        return cache
+    try:
+        states = _read_states(state, end)
+    except KvferryError as error:
+        raise UnsupportedError(
+            f"a state of {frames[0].count} cells has {len(state)} bytes; allowed: {end}, or recurrent layers "
+            f"behind: {error}"
+        ) from None
+    return replace(
+        cache,
+        kv_heads=1,
+        key_size=cache.kv_heads * cache.key_size,
+        value_size=cache.kv_heads * cache.value_size,
+        interleaved=False,
+        states=states,
+    )
+
+
+def _read_states(state: NDArray[np.uint8], at: int) -> States:
+    """What recurrent layers keep, which have a state from a place to its end. Raises UnsupportedError."""
+    frame = Frame.of(state, at, True)
+    begin = frame.begin + 8
+    whole = len(state) - begin
+    r_type = type_of("r", frame.numbers(begin, "i4", 1)[0])
+    (r_bytes,) = frame.numbers(begin + 4, "u8", 1)
+    wrong = (
+        f"{whole} bytes of recurrent layers begin with {r_bytes} bytes of r; allowed: equal ones of 1 to "
+        f"{frame.layers} layers, and as many equal ones of s"
+    )
+    # The state does not say how many layers are recurrent: as many as there are with equal r, and with equal s.
+    for layers in range(1, min(frame.layers, whole // (2 * SIDE_BYTES + r_bytes)) + 1):
+        middle = begin + layers * (SIDE_BYTES + r_bytes)
+        (s_bytes,) = frame.numbers(middle + 4, "u8", 1)
+        if r_bytes + s_bytes and layers * (2 * SIDE_BYTES + r_bytes + s_bytes) == whole:
+            s_type = type_of("s", frame.numbers(middle, "i4", 1)[0])
+            sizes = r_type.elements(r_bytes), s_type.elements(s_bytes)
+            states = States(layers, frame.layers, *sizes, r_type, s_type)
+            wrong = difference(states.section(0), frame)
+            if not wrong:
+                return states
+    raise UnsupportedError(wrong)
+
+
+def _read_sides(frame: Frame, kv_heads: int, transposed: bool, rotated: bool, latent: bool) -> SequenceCache:
     """The cache of these layers, as the first one's keys and values say."""
     at = frame.begin + 8
     rotations = None
@@ -509,7 +434,7 @@ def _read_sides(frame: _Frame, kv_heads: int, transposed: bool, rotated: bool, l
         value_type, value_size = key_type, 0
     elif transposed:
         kind, _, elements = frame.numbers(at, "u4", 3)
-        value_type = _type("values", kind)
+        value_type = type_of("values", kind)
         value_size = _share("elements of a cell's values", elements, kv_heads, kv_heads)
         if value_type.quantized:
             raise UnsupportedError(f"values are of the type {value_type.name.lower()}, channel by channel")
@@ -532,9 +457,9 @@ def _read_sides(frame: _Frame, kv_heads: int, transposed: bool, rotated: bool, l
     )
 
 
-def _side(frame: _Frame, what: str, at: int, kv_heads: int) -> tuple[CacheType, int]:
+def _side(frame: Frame, what: str, at: int, kv_heads: int) -> tuple[CacheType, int]:
     """The type of a layer's keys or values, and how many elements a head has, which are whole blocks."""
-    kind = _type(what, frame.numbers(at, "i4", 1)[0])
+    kind = type_of(what, frame.numbers(at, "i4", 1)[0])
     size = frame.numbers(at + 4, "u8", 1)[0]
     return kind, kind.elements(_share(f"bytes of a cell's {what}", size, kv_heads * kind.block_bytes, kv_heads))
 
@@ -544,15 +469,3 @@ def _share(what: str, whole: int, step: int, count: int) -> int:
     if whole % step or not whole:
         raise UnsupportedError(f"there are {whole} {what}; allowed: a multiple of {step}")
     return whole // count
-
-
-def _type(what: str, number: int) -> CacheType:
-    if number not in _TYPES:
-        allowed = ", ".join(f"{kind.number} ({kind.name.lower()})" for kind in CacheType)
-        raise UnsupportedError(f"{what} are of ggml's type {number}; allowed: {allowed}")
-    return _TYPES[number]
-
-
-def bytes_of(state: State) -> NDArray[np.uint8]:
-    """The bytes of a state, not copied."""
-    return np.frombuffer(state, np.uint8)
