@@ -22,7 +22,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from kvferry._binding import ffi, lib
 from kvferry._native import fill
-from kvferry._values import listed, of_type, shown, whole_number
+from kvferry._values import listed, of_type, shown, whole_number, wrong_type
 from kvferry.errors import InvalidError, KvferryError, OutOfRangeError, OverlapError
 from kvferry.interchange import (
     SupportsCudaArrayInterface,
@@ -260,6 +260,25 @@ def check_region(number: int, region: Region, size: int, views: Sequence[RegionV
     _refuse_shape(number, region, views)
 
 
+def _has_one_axis(buffers: Any) -> bool:
+    """Whether this is an array, or another piece of memory, of numbers and not of arrays."""
+    try:
+        axes = buffers.ndim if hasattr(buffers, "ndim") else memoryview(buffers).ndim
+    except (TypeError, BufferError):
+        return False
+    return int(axes) < 2
+
+
+def buffers_of(buffers: Any) -> list[Any]:
+    """What a caller gave as a list of arrays; an array of several axes is one, along its first.
+
+    Raises InvalidError: it is no list, or the memory of one region without a list around it.
+    """
+    if _has_one_axis(buffers):
+        raise wrong_type(buffers, "a list of arrays")
+    return listed(buffers, "arrays")
+
+
 def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
     """The memory of a rank's regions, checked against its shard.
 
@@ -273,7 +292,7 @@ def regions_of(buffers: Memory, shard: Shard | None = None) -> list[Region]:
     """
     if isinstance(buffers, Mapping):
         buffers = _by_layer(buffers, shard)
-    found = [region_for(i, buffer, None) for i, buffer in enumerate(listed(buffers, "arrays"))]
+    found = [region_for(i, buffer, None) for i, buffer in enumerate(buffers_of(buffers))]
     _refuse_overlaps(found)
     if shard is None:
         return found

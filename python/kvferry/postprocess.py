@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from kvferry._binding import ffi, lib
 from kvferry._native import Arena, Ids, call, fill, take
-from kvferry._values import list_of, listed, mapping_of, of_type
-from kvferry.buffers import Buffer, region_of
+from kvferry._values import list_of, mapping_of, of_type
+from kvferry.buffers import Buffer, buffers_of, region_of
 from kvferry.errors import InvalidError, UnsupportedError
 from kvferry.region import MemoryKind
 
@@ -169,7 +169,7 @@ def permute_received(
     """
     arena = Arena()
     ids, count = arena.ids(block_ids)
-    regions = listed(regions, "arrays")
+    regions = buffers_of(regions)
     items = _regions(regions, [None] * len(regions), arena)
     call(
         lib.kvf_permute_received,
@@ -202,7 +202,7 @@ def finish_received(
     Raises as permute_received(); OutOfRangeError also for more covered tokens than the blocks hold.
     """
     arena = Arena()
-    items, regions = [], listed(regions, "arrays")
+    items, regions = [], buffers_of(regions)
     for request in list_of(ReceivedRequest, requests):
         ids, count = arena.ids(request.block_ids)
         items.append({"block_ids": ids, "block_id_count": count, "covered_tokens": request.covered_tokens})

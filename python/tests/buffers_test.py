@@ -113,6 +113,19 @@ def test_an_object_that_cannot_be_a_region_is_refused(make: Any, message: str) -
         region_of(make())
 
 
+@pytest.mark.parametrize(
+    "memory", [np.zeros(64, np.uint8), np.float32(1), bytearray(64), array.array("f", [0.0]), mmap.mmap(-1, 64)]
+)
+def test_memory_without_a_list_around_it_is_refused(memory: Any) -> None:
+    with pytest.raises(InvalidError, match=f"is of type {type(memory).__name__}; allowed: a list of arrays"):
+        regions_of(memory)
+
+
+def test_an_array_of_arrays_is_a_list() -> None:
+    layers: Any = np.zeros((3, 64), np.uint8)
+    assert [region.address for region in regions_of(layers)] == [row.ctypes.data for row in layers]
+
+
 def test_a_read_only_array_is_refused() -> None:
     memory = np.zeros(8)
     memory.flags.writeable = False
